@@ -1,0 +1,275 @@
+"""RemainingSignal: anything that answers "how many tokens remain?", and the grid the engine reads.
+
+A signal is asked for requests at their ages. It may read a request's progress up to that age and
+nothing after it; :func:`contracts.conformance.check_signal` tests that by editing the future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from contracts.errors import InvalidInput
+from contracts.policy import FloatArray, IntArray
+from contracts.runs import DecodeRun, ProgressRecord
+
+NUM_PROGRESS = len(ProgressRecord._fields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgressTrack:
+    """The progress records of one run: ``values[j]`` (shape (m, 6), fields of ProgressRecord)
+    describes output tokens [j * stride, (j + 1) * stride)."""
+
+    stride: int
+    values: FloatArray
+
+    def seen(self, age: int) -> FloatArray:
+        """Return the records closed by ``age`` tokens, oldest first."""
+        return self.values[: age // self.stride]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SignalRequest:
+    """What a signal may know of a request: who asks, what was asked, and its progress so far.
+
+    ``run_id`` names the run that executes. Only the clairvoyant signal looks it up.
+    """
+
+    run_id: str
+    request_key: str
+    prompt_id: str
+    prompt_sha256: str
+    benchmark: str
+    family: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    prompt: str | None = None
+    progress: ProgressTrack | None = None
+
+
+def signal_request(run: DecodeRun) -> SignalRequest:
+    """Return the request of a decode run: everything but how it ended."""
+    progress = None
+    if run.progress is not None and run.progress_stride is not None:
+        values = np.array(run.progress, dtype=np.float64).reshape(-1, NUM_PROGRESS)
+        progress = ProgressTrack(run.progress_stride, values)
+    return SignalRequest(
+        run_id=run.run_id,
+        request_key=run.request_key,
+        prompt_id=run.prompt_id,
+        prompt_sha256=run.prompt_sha256,
+        benchmark=run.benchmark,
+        family=run.family,
+        model=run.model,
+        prompt_tokens=run.prompt_tokens,
+        max_tokens=run.max_new_tokens,
+        prompt=run.prompt,
+        progress=progress,
+    )
+
+
+@runtime_checkable
+class RemainingSignal(Protocol):
+    """Expected served remaining length of running requests.
+
+    ``name`` labels tables. ``source_run_ids`` are the runs the signal was built from, so that the
+    matrix can refuse to score it on one of them; ``clairvoyant`` is True only for the signal that
+    reads the executing run's own length.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source_run_ids(self) -> frozenset[str]: ...
+
+    @property
+    def clairvoyant(self) -> bool: ...
+
+    def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
+        """Return float64 (n,): expected tokens still to come, 1 <= r <= max(1, max_tokens - age).
+
+        ``ages`` (n,) are output tokens generated so far, 0 <= age < max_tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class DistributionalSignal(RemainingSignal, Protocol):
+    """A signal that also answers with the distribution of the served remaining length."""
+
+    def quantile(
+        self, requests: Sequence[SignalRequest], ages: IntArray, level: float
+    ) -> FloatArray:
+        """Return float64 (n,): the smallest r with P(remaining <= r) >= level."""
+        ...
+
+    def survival(
+        self, requests: Sequence[SignalRequest], ages: IntArray, horizon: FloatArray
+    ) -> FloatArray:
+        """Return float64 (n,): P(remaining > horizon), ``horizon`` (n,) in tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemainingGrid:
+    """A signal's answers for every request of a workload at every ``stride`` tokens of age.
+
+    Request i at age a reads ``remaining[offsets[i] + a // stride]`` and counts down the
+    ``a % stride`` tokens written since. ``upper`` is a quantile at ``upper_level`` (NaN when the
+    signal has none). Request i was answered from the runs ``sources[source_of[i]]``.
+    """
+
+    name: str
+    stride: int
+    offsets: IntArray
+    remaining: FloatArray
+    upper: FloatArray
+    upper_level: float
+    sources: tuple[frozenset[str], ...]
+    source_of: IntArray
+    clairvoyant: bool = False
+    provenance: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.stride < 1:
+            raise InvalidInput(f"grid stride is {self.stride}: it must be at least 1 token")
+        bad = np.flatnonzero(~(np.isfinite(self.remaining) & (self.remaining >= 1.0)))
+        if bad.size:
+            row = int(np.searchsorted(self.offsets, bad[0], side="right")) - 1
+            raise InvalidInput(
+                f"signal {self.name!r} answers {self.remaining[bad[0]]} for request {row} "
+                f"({bad.size} such answers): every answer must be finite and at least 1 token"
+            )
+
+    def read(self, request: int, age: int) -> tuple[float, float]:
+        """Return (remaining, upper) of one request at ``age``, counted down inside the stride."""
+        slot = self.offsets[request] + age // self.stride
+        down = age % self.stride
+        upper = self.upper[slot] - down
+        return max(1.0, self.remaining[slot] - down), upper if not upper < 1.0 else 1.0
+
+
+def build_grid(
+    signal: RemainingSignal,
+    requests: Sequence[SignalRequest],
+    *,
+    stride: int = 8,
+    horizons: IntArray | None = None,
+    upper_level: float = 0.9,
+) -> RemainingGrid:
+    """Ask ``signal`` once for all ``requests`` at ages 0, stride, … up to each horizon.
+
+    ``horizons`` (n,) is the last age that will be read; by default max_tokens - 1. A longer
+    horizon only appends answers, so it tells the signal nothing.
+    """
+    caps = np.array([request.max_tokens for request in requests], dtype=np.int64)
+    last = caps - 1 if horizons is None else np.minimum(horizons, caps - 1)
+    counts = np.maximum(last, 0) // stride + 1
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    owner = np.repeat(np.arange(len(requests)), counts)
+    ages = (np.arange(offsets[-1]) - offsets[owner]) * stride
+    asked = [requests[i] for i in owner.tolist()]
+    remaining = signal.remaining(asked, ages)
+    upper = np.full(len(asked), np.nan)
+    if isinstance(signal, DistributionalSignal):
+        upper = signal.quantile(asked, ages, upper_level)
+    sources, source_of = _sources(signal, requests)
+    return RemainingGrid(
+        name=signal.name,
+        stride=stride,
+        offsets=offsets,
+        remaining=remaining,
+        upper=upper,
+        upper_level=upper_level,
+        sources=sources,
+        source_of=source_of,
+        clairvoyant=signal.clairvoyant,
+    )
+
+
+class RoutedSignal:
+    """Cross-fitting: each request is answered by the signal of the fold that never saw its prompt.
+
+    ``fold_of`` maps a prompt_id to an index into ``signals``.
+    """
+
+    def __init__(
+        self, name: str, signals: Sequence[RemainingSignal], fold_of: Mapping[str, int]
+    ) -> None:
+        self.name = name
+        self.signals = tuple(signals)
+        self.fold_of = dict(fold_of)
+        self.clairvoyant = any(signal.clairvoyant for signal in signals)
+
+    @property
+    def source_run_ids(self) -> frozenset[str]:
+        """Every run any fold was built from; ask :meth:`fold` for what one request leans on."""
+        return frozenset().union(*(signal.source_run_ids for signal in self.signals))
+
+    def fold(self, request: SignalRequest) -> int:
+        """Return the index of the signal that answers for ``request``."""
+        if request.prompt_id not in self.fold_of:
+            raise InvalidInput(
+                f"prompt {request.prompt_id!r} belongs to no fold of {self.name!r}: "
+                "cross-fit on a run log that holds it"
+            )
+        return self.fold_of[request.prompt_id]
+
+    def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
+        """Answer fold by fold; see RemainingSignal."""
+        return self._by_fold(requests, ages, lambda signal, rows, at: signal.remaining(rows, at))
+
+    def quantile(
+        self, requests: Sequence[SignalRequest], ages: IntArray, level: float
+    ) -> FloatArray:
+        """Answer fold by fold; NaN from a fold that has no distribution."""
+
+        def ask(signal: RemainingSignal, rows: Sequence[SignalRequest], at: IntArray) -> FloatArray:
+            if isinstance(signal, DistributionalSignal):
+                return signal.quantile(rows, at, level)
+            return np.full(len(rows), np.nan)
+
+        return self._by_fold(requests, ages, ask)
+
+    def survival(
+        self, requests: Sequence[SignalRequest], ages: IntArray, horizon: FloatArray
+    ) -> FloatArray:
+        """Answer fold by fold; NaN from a fold that has no distribution."""
+        out = np.full(len(requests), np.nan)
+        folds = np.array([self.fold(request) for request in requests])
+        for index, signal in enumerate(self.signals):
+            rows = np.flatnonzero(folds == index)
+            if rows.size and isinstance(signal, DistributionalSignal):
+                chosen = [requests[i] for i in rows.tolist()]
+                out[rows] = signal.survival(chosen, ages[rows], horizon[rows])
+        return out
+
+    def _by_fold(self, requests: Sequence[SignalRequest], ages: IntArray, ask: _Ask) -> FloatArray:
+        out = np.empty(len(requests))
+        folds = np.array([self.fold(request) for request in requests])
+        for index, signal in enumerate(self.signals):
+            rows = np.flatnonzero(folds == index)
+            if rows.size:
+                out[rows] = ask(signal, [requests[i] for i in rows.tolist()], ages[rows])
+        return out
+
+
+class _Ask(Protocol):
+    def __call__(
+        self, signal: RemainingSignal, rows: Sequence[SignalRequest], at: IntArray, /
+    ) -> FloatArray: ...
+
+
+def _sources(
+    signal: RemainingSignal, requests: Sequence[SignalRequest]
+) -> tuple[tuple[frozenset[str], ...], IntArray]:
+    if isinstance(signal, RoutedSignal):
+        folds = np.array([signal.fold(request) for request in requests], dtype=np.int64)
+        return tuple(fold.source_run_ids for fold in signal.signals), folds
+    return (signal.source_run_ids,), np.zeros(len(requests), dtype=np.int64)

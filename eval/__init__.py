@@ -1,0 +1,1 @@
+"""Signal quality, the matrix of policies and signals, breach, statistics, report."""

@@ -1,0 +1,1 @@
+"""The same policy and checkpoint inside real engines."""

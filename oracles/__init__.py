@@ -1,0 +1,1 @@
+"""Temperature-zero collection, run logs to oracles, and the clairvoyant bound."""

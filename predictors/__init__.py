@@ -1,0 +1,1 @@
+"""Fitted signals and the checkpoint format they are exported in."""

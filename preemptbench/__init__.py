@@ -1,0 +1,1 @@
+"""The front door: the version and the command line; nothing imports it."""

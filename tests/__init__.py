@@ -1,0 +1,1 @@
+"""Laws, differential, golden, unit and fuzz tests."""

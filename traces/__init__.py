@@ -1,0 +1,1 @@
+"""Run logs and workloads: reading, writing, checking, splitting, and small bundled data."""

@@ -1,0 +1,1 @@
+"""Run logs to training rows to fitted predictors: splits, loops, recipes, calibration."""
