@@ -19,8 +19,8 @@ class SurvivalCurve:
     """A right-continuous step function S(t) = P(length > t), t in whole tokens.
 
     ``times`` (m,) are the distinct event times in rising order and ``survival`` (m,) the value
-    from each on; before the first it is 1. ``last_tokens`` is the largest duration seen, event or not:
-    beyond it the curve says nothing. ``num_runs`` counts the durations it was built from.
+    from each on; before the first it is 1. ``last_tokens`` is the largest duration seen, event or
+    not: beyond it the curve says nothing. ``num_runs`` counts the durations it was built from.
     """
 
     times: IntArray
