@@ -1,0 +1,107 @@
+"""EngineConfig: the settings of one engine, checked when built."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from contracts.errors import InvalidInput, unknown_name
+
+Scheduling = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of the vLLM V1 scheduler that this engine follows; names and defaults are vLLM's.
+
+    ``num_blocks`` counts vLLM's null block, so ``num_blocks - 1`` are usable. ``scheduling`` is
+    the order of the waiting queue (and, without a policy, of the victims). ``reserve_full_isl``
+    admits a request only when its whole known sequence fits; ``watermark`` is the share of blocks
+    kept free at admission while something runs. ``enable_prefix_caching`` is own-prefix only:
+    freed blocks stay reusable by the request that filled them until they are overwritten.
+
+    ``trust_withdrawn_blocks`` copies a fault of vLLM 0.33.0 (decision log 0036, step 1349): a
+    victim that was already scheduled in the same step leaves blocks which are marked as filled
+    although that step never ran for it, and may "find" them when it resumes. Off, such blocks
+    hold nothing; only victims other than the youngest can tell the difference.
+
+    ``drain_s`` bounds the wait for the tagged requests after the last of them arrived;
+    ``max_idle_steps`` is how many steps may pass without one output token.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    scheduling: Scheduling = "fcfs"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    reserve_full_isl: bool = True
+    watermark: float = 0.0
+    async_scheduling: bool = False
+    trust_withdrawn_blocks: bool = False
+    drain_s: float = math.inf
+    max_idle_steps: int = 20_000
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise InvalidInput(f"engine {name} is {value!r}: give a whole number >= {least}")
+        if self.scheduling not in get_args(Scheduling):
+            raise unknown_name("scheduling", str(self.scheduling), get_args(Scheduling))
+        if not 0.0 <= self.watermark < 1.0:
+            raise InvalidInput(
+                f"engine watermark is {self.watermark}: it must be a share of blocks in [0, 1)"
+            )
+        if not self.drain_s >= 0.0:
+            raise InvalidInput(f"engine drain_s is {self.drain_s}: it must be at least 0 s")
+        if self.async_scheduling:
+            raise InvalidInput(
+                "async_scheduling is True: the step engine plans a step only after the one before "
+                "it returned; set async_scheduling=False"
+            )
+        self._check_whole_prompts()
+
+    def _check_whole_prompts(self) -> None:
+        """Without chunked prefill a known sequence must fit one step, or it waits for ever."""
+        if self.enable_chunked_prefill:
+            return
+        if self.max_model_len is None or self.max_model_len > self.max_num_batched_tokens:
+            raise InvalidInput(
+                f"enable_chunked_prefill is False with max_model_len {self.max_model_len} and "
+                f"max_num_batched_tokens {self.max_num_batched_tokens}: set max_model_len to at "
+                "most max_num_batched_tokens"
+            )
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that requests can own."""
+        return self.num_blocks - 1
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks kept free at admission while something runs."""
+        return int(self.watermark * self.num_blocks)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the blocks that hold ``tokens``."""
+        return -(-tokens // self.block_size)
+
+    def fitting_tokens(self, tokens: int) -> int:
+        """Return ``tokens`` cut at max_model_len."""
+        return tokens if self.max_model_len is None else min(tokens, self.max_model_len)
+
+
+_LEAST = {
+    "num_blocks": 2,
+    "block_size": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_model_len": 2,
+    "long_prefill_token_threshold": 0,
+    "max_idle_steps": 1,
+}

@@ -1,0 +1,178 @@
+"""Decision logs: the format that the vLLM driver writes, read as a workload and written by us.
+
+A log is JSON lines (optionally gzipped): a header with the engine's settings and the requests,
+then one line a planned step. A driver workload is the header alone, as one JSON object.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from contracts.errors import InvalidInput
+from contracts.records import COHORTS
+from serving_sim.config import EngineConfig
+from serving_sim.engine import StepLog
+from serving_sim.profile import AffineProfile
+from traces.workload import Workload
+
+# The driver's own names and defaults (EngineCfg), where they differ from ours.
+_DRIVER_DEFAULTS: dict[str, Any] = {
+    "num_blocks": 10_000,
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+    "max_model_len": 16_384,
+    "enable_prefix_caching": False,
+    "policy": "fcfs",
+    "t_fixed": 0.008,
+    "t_token": 1.0e-4,
+    "t_ctx": 2.0e-8,
+}
+_ENGINE_KEYS = (
+    "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+    "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold",
+    "reserve_full_isl", "watermark", "async_scheduling",
+)  # fmt: skip
+_IGNORED_KEYS = ("scheduler_cls", "log_stats", "stub_config")  # how vLLM is built, not what it does
+_MAX_LINE_CHARS = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLog:
+    """A driver file: the raw ``engine`` settings, the workload, and where it came from.
+
+    ``engine`` stays raw because a log may use a setting that this engine refuses;
+    :func:`driver_config` and :func:`driver_profile` read it.
+    """
+
+    path: Path
+    engine: Mapping[str, Any]
+    workload: Workload
+    totals: Mapping[str, int]
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """Yield the logged steps in order (none for a bare workload)."""
+        if _is_log(self.path):
+            with _open(self.path) as file:
+                next(file)
+                for number, line in enumerate(file, start=2):
+                    yield _parse(line, f"{self.path} line {number}")
+
+
+def read_driver_file(path: Path) -> DriverLog:
+    """Read a driver workload (.json) or a stored log (.jsonl, .jsonl.gz).
+
+    Raises InvalidInput naming file, field and value.
+    """
+    if not path.is_file():
+        raise InvalidInput(f"{path} does not exist: give a driver workload or a decision log")
+    try:
+        with _open(path) as file:
+            text = file.readline(_MAX_LINE_CHARS) if _is_log(path) else file.read(_MAX_LINE_CHARS)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read ({error}): it may be truncated") from None
+    header = _parse(text, f"{path}, header")
+    rows = header.get("requests")
+    if not isinstance(rows, list) or not rows:
+        raise InvalidInput(f"{path}: field 'requests' is {rows!r:.80}; it must be a non-empty list")
+    engine = header.get("engine", {})
+    if not isinstance(engine, dict):
+        raise InvalidInput(f"{path}: field 'engine' is {engine!r:.80}; it must be an object")
+    return DriverLog(path, engine, _workload(path, rows), header.get("totals", {}))
+
+
+def driver_config(engine: Mapping[str, Any]) -> EngineConfig:
+    """Return our settings of the driver's, vLLM's faults included; raises InvalidInput for a key nobody knows."""
+    for key in engine:
+        if key not in (*_ENGINE_KEYS, *_DRIVER_DEFAULTS, *_IGNORED_KEYS):
+            raise InvalidInput(f"driver setting {key!r} is unknown: remove it or correct its name")
+    settings = _DRIVER_DEFAULTS | dict(engine)
+    ours = {key: settings[key] for key in _ENGINE_KEYS if key in settings}
+    return EngineConfig(scheduling=settings["policy"], trust_withdrawn_blocks=True, **ours)
+
+
+def driver_profile(engine: Mapping[str, Any]) -> AffineProfile:
+    """Return the driver's virtual clock as a profile; its seconds are invented, not measured."""
+    settings = _DRIVER_DEFAULTS | dict(engine)
+    return AffineProfile(
+        name="vllm-driver",
+        fixed_s=settings["t_fixed"],
+        per_token_s=settings["t_token"],
+        per_context_token_s=settings["t_ctx"],
+        source="the virtual clock of the decision-log driver (not measured)",
+    )
+
+
+def step_line(log: StepLog) -> dict[str, Any]:
+    """Return one step as the driver writes it."""
+    return {
+        "step": log.step,
+        "t": round(log.start_s, 9),
+        "sched": log.scheduled,
+        "preempted": list(log.preempted),
+        "finished_before": list(log.finished_before),
+        "running": list(log.running),
+        "waiting": list(log.waiting),
+        "n_running": len(log.running),
+        "n_waiting": len(log.waiting),
+        "free": log.num_free_blocks,
+    }
+
+
+def step_writer(file: TextIO) -> Callable[[StepLog], None]:
+    """Return an ``on_step`` that writes one JSON line a step to ``file``."""
+
+    def write(log: StepLog) -> None:
+        file.write(json.dumps(step_line(log)) + "\n")
+
+    return write
+
+
+def _is_log(path: Path) -> bool:
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{where} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{where} is a {type(data).__name__}: it must be a JSON object")
+    return data
+
+
+def _workload(path: Path, rows: list[Any]) -> Workload:
+    """Requests in arrival order. The driver's cap is the output, so ``max_tokens`` is too."""
+    for number, row in enumerate(rows):
+        for key in ("id", "prompt", "output"):
+            if not isinstance(row, dict) or key not in row:
+                raise InvalidInput(f"{path}: request {number} has no {key!r}: {row!r:.80}")
+    rows = sorted(rows, key=lambda row: row.get("arrival", 0.0))
+    count = len(rows)
+    output = np.array([row["output"] for row in rows], dtype=np.int64)
+    return Workload(
+        name=path.name,
+        request_ids=tuple(row["id"] for row in rows),
+        arrival_s=np.array([row.get("arrival", 0.0) for row in rows], dtype=np.float64),
+        prompt_tokens=np.array([row["prompt"] for row in rows], dtype=np.int64),
+        output_tokens=output,
+        max_tokens=output,
+        priority=np.array([row.get("priority", 0) for row in rows], dtype=np.int64),
+        deadline_s=np.full(count, np.nan),
+        cohort=np.full(count, COHORTS.index("tagged")),
+        capped=np.zeros(count, dtype=bool),
+        manifest={"source": path.name},
+    )

@@ -1,0 +1,308 @@
+"""The step engine: the specification of what a serving run is, one planned step at a time.
+
+It follows the vLLM V1 scheduler (0.33.0) decision by decision; tests/differential holds it to
+that scheduler's own logs. A policy replaces only the choice of the victim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from contracts.errors import InvalidInput, LawViolation, NoProgressError
+from contracts.policy import Policy
+from contracts.records import COHORTS, RequestRecord
+from contracts.signals import RemainingGrid
+from serving_sim.config import EngineConfig
+from serving_sim.profile import StepProfile, StepWork, single_stream_s
+from serving_sim.requests import LiveRequest, live_requests, record_of
+from serving_sim.scheduler import ChooseVictim, Scheduler, StepPlan
+from serving_sim.victims import PolicyRule, least_urgent, youngest
+from traces.workload import Workload
+
+ARRIVAL_SLACK_S = 1e-12  # an arrival this little after the clock is due now
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """What one planned step decided; the fields of a decision log (serving_sim/decisions.py).
+
+    ``running`` and ``waiting`` are as the planning left them; ``scheduled`` is in its order.
+    """
+
+    step: int
+    start_s: float
+    scheduled: dict[str, int]
+    preempted: tuple[str, ...]
+    finished_before: tuple[str, ...]
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+    num_free_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimResult:
+    """One run. ``records`` are in workload order; token counts are sums over all requests.
+
+    ``computed_tokens`` include the ``recomputed_tokens`` (computed before, lost by preemption);
+    ``cache_hit_tokens`` were found again instead. ``signal_fallbacks`` counts decisions that met
+    a NaN score. ``drained`` says that every tagged request ended.
+    """
+
+    records: tuple[RequestRecord, ...]
+    num_steps: int
+    end_s: float
+    num_preemptions: int
+    computed_tokens: int
+    recomputed_tokens: int
+    cache_hit_tokens: int
+    signal_fallbacks: int
+    drained: bool
+
+
+def simulate(
+    workload: Workload,
+    config: EngineConfig,
+    profile: StepProfile,
+    policy: Policy | None = None,
+    *,
+    signal: RemainingGrid | None = None,
+    seed: int = 0,
+    checks: bool = True,
+    on_step: Callable[[StepLog], None] | None = None,
+) -> SimResult:
+    """Run ``workload`` until every tagged request ended, or ``config.drain_s`` after the last
+    tagged arrival; without tagged requests, until all ended.
+
+    Without a policy the victim is the engine's own: the youngest under FCFS, the least urgent
+    under PRIORITY. ``seed`` keys the policy's draws. Raises InvalidInput, NoProgressError, and
+    with ``checks`` LawViolation.
+    """
+    run = _Run(workload, config, profile, _victim_rule(config, profile, policy, signal, seed), checks)
+    scheduler = run.scheduler
+    while run.goes_on():
+        run.admit_arrivals()
+        if run.is_idle():
+            run.jump_to_next_arrival()
+            continue
+        plan = scheduler.begin(run.clock_s)
+        scheduler.schedule_running(plan)
+        scheduler.schedule_waiting(plan)
+        if on_step is not None:
+            on_step(run.step_log(plan))
+        run.advance_clock(plan)
+        run.apply_outputs(plan)
+    return run.result(deadline_seen=policy is not None and policy.reads_deadline)
+
+
+def _victim_rule(
+    config: EngineConfig,
+    profile: StepProfile,
+    policy: Policy | None,
+    signal: RemainingGrid | None,
+    seed: int,
+) -> ChooseVictim:
+    if policy is not None:
+        return PolicyRule(policy, signal, seed, profile.prefill_s_per_token)
+    return least_urgent if config.scheduling == "priority" else youngest
+
+
+class _Run:
+    """The state of one run: clock, arrivals still to come, scheduler, counters."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: EngineConfig,
+        profile: StepProfile,
+        rule: ChooseVictim,
+        checks: bool,
+    ) -> None:
+        self.workload, self.config, self.profile, self.rule = workload, config, profile, rule
+        self.scheduler = Scheduler(config, rule, checks=checks)
+        self.clock_s = 0.0
+        self.num_steps = self.computed_tokens = self.recomputed_tokens = 0
+        tagged = workload.cohort == COHORTS.index("tagged")
+        awaited = tagged if tagged.any() else np.ones(len(workload), dtype=bool)
+        self.requests = live_requests(workload, awaited.tolist(), self._served_tokens())
+        self._num_awaited = int(awaited.sum())
+        self._horizon_s = float(workload.arrival_s[awaited][-1]) + config.drain_s
+        self._next = 0
+        self._finished: list[str] = []
+        self._idle_steps = 0
+        self._recent_steps_s = rule.recent_steps_s if isinstance(rule, PolicyRule) else None
+
+    def _served_tokens(self) -> list[int]:
+        """Output tokens of each request, cut where prompt + output reach max_model_len."""
+        served = self.workload.output_tokens
+        if self.config.max_model_len is not None:
+            room = self.config.max_model_len - self.workload.prompt_tokens
+            served = np.minimum(served, np.maximum(room, 0))
+        return [int(tokens) for tokens in served]
+
+    def goes_on(self) -> bool:
+        """Say whether a tagged request is still to end, and the time for it is not over."""
+        return self._num_awaited > 0 and self.clock_s <= self._horizon_s
+
+    def is_idle(self) -> bool:
+        """Say whether nothing runs or waits."""
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def admit_arrivals(self) -> None:
+        """Queue the requests that are due; refuse the ones that could never fit."""
+        due_s = self.clock_s + ARRIVAL_SLACK_S
+        requests = self.requests
+        while self._next < len(requests) and requests[self._next].arrival_s <= due_s:
+            request = requests[self._next]
+            self._next += 1
+            reason = self._refusal(request)
+            if reason is None:
+                request.accepted_s = request.arrival_s
+                request.end_reason = "unfinished"
+                self.scheduler.waiting.push(request)
+            else:
+                self._end(request, request.arrival_s, reason)
+                request.state = "rejected"
+
+    def _refusal(self, request: LiveRequest) -> str | None:
+        if not request.output_tokens:
+            return "exceeds_max_model_len"
+        most = self.config.fitting_tokens(request.prompt_tokens + request.max_tokens)
+        if self.config.blocks_for(most) > self.config.usable_blocks:
+            return "infeasible_kv"
+        return None
+
+    def jump_to_next_arrival(self) -> None:
+        """Let an idle engine sleep until something arrives, or until the run's end."""
+        if self._next < len(self.requests):
+            self.clock_s = self.requests[self._next].arrival_s
+
+    def advance_clock(self, plan: StepPlan) -> None:
+        """Let the step compute its tokens and take its time."""
+        self.num_steps += 1
+        work = self._compute(plan.scheduled)
+        if not work.num_requests:
+            return
+        step_s = self.profile.step_s(work)
+        if not 0.0 <= step_s < math.inf:
+            raise LawViolation(
+                f"profile {self.profile.name!r} says a step of {work} takes {step_s} s: the clock "
+                "must not run backwards; give finite seconds >= 0"
+            )
+        self.clock_s += step_s
+        if self._recent_steps_s is not None:
+            self._recent_steps_s.append(step_s)
+
+    def _compute(self, scheduled: dict[LiveRequest, int]) -> StepWork:
+        prefill = prefill_context = decodes = decode_context = 0
+        for request, tokens in scheduled.items():
+            before = request.computed_tokens
+            context = request.computed_tokens = before + tokens
+            if tokens == 1:
+                decodes += 1
+                decode_context += context
+            else:
+                prefill += tokens
+                prefill_context += context
+            if before < request.peak_computed_tokens:
+                again = min(context, request.peak_computed_tokens) - before
+                request.recomputed_tokens += again
+                self.recomputed_tokens += again
+        self.computed_tokens += prefill + decodes
+        return StepWork(prefill, prefill_context, decodes, decode_context, len(scheduled))
+
+    def apply_outputs(self, plan: StepPlan) -> None:
+        """Give a token to every request whose known tokens are all computed; end what is done."""
+        clock_s = self.clock_s
+        self._finished = []
+        num_tokens = 0
+        for request in plan.scheduled:
+            if request.computed_tokens < request.known_tokens:
+                continue
+            num_tokens += 1
+            request.known_tokens += 1
+            request.generated_tokens += 1
+            if request.first_token_s is None:
+                request.first_token_s = clock_s
+            if request.generated_tokens >= request.output_tokens:
+                self._complete(request)
+        self._idle_steps = 0 if num_tokens else self._idle_steps + 1
+        if self._idle_steps > self.config.max_idle_steps:
+            raise NoProgressError(self._diagnosis())
+
+    def _complete(self, request: LiveRequest) -> None:
+        self.scheduler.retire(request)
+        self._finished.append(request.request_id)
+        cut = request.output_tokens < int(self.workload.output_tokens[request.index])
+        capped = cut or bool(self.workload.capped[request.index])
+        request.state = "length_capped" if capped else "completed"
+        self._end(request, self.clock_s, "max_model_len" if cut else "length" if capped else "stop")
+
+    def _end(self, request: LiveRequest, end_s: float, reason: str) -> None:
+        request.end_s, request.end_reason = end_s, reason
+        self._num_awaited -= request.is_awaited
+
+    def _diagnosis(self) -> str:
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        held = ", ".join(
+            f"{r.request_id} ({r.computed_tokens}/{r.known_tokens} tokens, {len(r.blocks)} blocks, "
+            f"{r.num_preemptions} preemptions)"
+            for r in scheduler.running[:5]
+        )
+        head = next(iter(scheduler.waiting), None)
+        wanted = (
+            f"{head.request_id} needs {self.config.blocks_for(head.known_tokens)} blocks"
+            if head is not None
+            else "nobody"
+        )
+        return (
+            f"no output token in {self._idle_steps} steps (bound max_idle_steps = "
+            f"{self.config.max_idle_steps}) at {self.clock_s:.6f} s: {len(scheduler.running)} "
+            f"running [{held}], {len(scheduler.waiting)} waiting, first {wanted}; {pool.num_free} "
+            f"of {pool.num_blocks} blocks free; {scheduler.num_preemptions} preemptions so far. "
+            "The victim rule undoes its own work, or prompts are long for the token budget: try "
+            "another policy, more num_blocks or max_num_batched_tokens, or a larger max_idle_steps"
+        )
+
+    def step_log(self, plan: StepPlan) -> StepLog:
+        """Return what ``plan`` decided, before it runs."""
+        scheduler = self.scheduler
+        return StepLog(
+            step=self.num_steps + 1,
+            start_s=self.clock_s,
+            scheduled={r.request_id: tokens for r, tokens in plan.scheduled.items()},
+            preempted=tuple(r.request_id for r in plan.preempted),
+            finished_before=tuple(sorted(self._finished)),
+            running=tuple(r.request_id for r in scheduler.running),
+            waiting=tuple(r.request_id for r in scheduler.waiting),
+            num_free_blocks=scheduler.pool.num_free,
+        )
+
+    def result(self, *, deadline_seen: bool) -> SimResult:
+        """Return the records of all requests, whatever became of them."""
+        records = tuple(
+            record_of(
+                request,
+                self.workload,
+                censor_s=self.clock_s,
+                single_stream_s=single_stream_s(
+                    request.prompt_tokens, max(1, request.output_tokens), self.config, self.profile
+                ),
+                deadline_seen=deadline_seen,
+            )
+            for request in self.requests
+        )
+        return SimResult(
+            records=records,
+            num_steps=self.num_steps,
+            end_s=self.clock_s,
+            num_preemptions=self.scheduler.num_preemptions,
+            computed_tokens=self.computed_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+            cache_hit_tokens=sum(record.cache_hit_tokens for record in records),
+            signal_fallbacks=self.rule.num_fallbacks if isinstance(self.rule, PolicyRule) else 0,
+            drained=self._num_awaited == 0,
+        )

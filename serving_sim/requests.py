@@ -1,0 +1,173 @@
+"""LiveRequest: one request while the engine holds it, and the record it leaves behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from contracts.records import COHORTS, RequestRecord, State
+from traces.workload import Workload
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """Mutable state. ``output_tokens`` is the truth: only the end of a run may read it.
+
+    ``known_tokens`` = prompt + generated. ``computed_tokens`` have KV, or will have once the step
+    now planned has run; ``peak_computed_tokens`` had it before a preemption took it away.
+    """
+
+    index: int
+    request_id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    priority: int
+    deadline_s: float
+    is_awaited: bool
+    known_tokens: int
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    peak_computed_tokens: int = 0
+    blocks: list[int] = field(default_factory=list)
+    admission_seq: int = -1
+    num_preemptions: int = 0
+    draw: float | None = None
+    recomputed_tokens: int = 0
+    cache_hit_tokens: int = 0
+    accepted_s: float | None = None
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    evicted_at_s: float | None = None
+    preempted_s: float = 0.0
+    end_s: float | None = None
+    state: State = "unfinished"
+    end_reason: str = "not-arrived"
+
+
+def live_requests(
+    workload: Workload, awaited: list[bool], output_tokens: list[int]
+) -> list[LiveRequest]:
+    """Return the requests of ``workload`` before anything happened to them."""
+    prompts = workload.prompt_tokens.tolist()
+    arrivals = workload.arrival_s.tolist()
+    deadlines = (workload.arrival_s + workload.deadline_s).tolist()
+    priorities, caps = workload.priority.tolist(), workload.max_tokens.tolist()
+    return [
+        LiveRequest(
+            index=i,
+            request_id=request_id,
+            arrival_s=arrivals[i],
+            prompt_tokens=prompts[i],
+            output_tokens=output_tokens[i],
+            max_tokens=caps[i],
+            priority=priorities[i],
+            deadline_s=deadlines[i],
+            is_awaited=awaited[i],
+            known_tokens=prompts[i],
+        )
+        for i, request_id in enumerate(workload.request_ids)
+    ]
+
+
+def record_of(
+    request: LiveRequest,
+    workload: Workload,
+    *,
+    censor_s: float,
+    single_stream_s: float,
+    deadline_seen: bool,
+) -> RequestRecord:
+    """Return what is left of ``request`` when the run ended at ``censor_s``."""
+    index = request.index
+    queue_end_s, preempted_s = request.first_scheduled_s, request.preempted_s
+    if queue_end_s is None:
+        queue_end_s = request.end_s if request.end_s is not None else censor_s
+    if request.evicted_at_s is not None:
+        preempted_s += censor_s - request.evicted_at_s
+    deadline_s = float(workload.deadline_s[index])
+    has_deadline = deadline_seen and deadline_s == deadline_s
+    return RequestRecord(
+        request_id=request.request_id,
+        run_id=workload.run_ids[index] if workload.run_ids is not None else None,
+        cohort=COHORTS[int(workload.cohort[index])],
+        arrival_s=request.arrival_s,
+        accepted_s=request.accepted_s,
+        first_scheduled_s=request.first_scheduled_s,
+        first_token_s=request.first_token_s,
+        end_s=request.end_s,
+        state=request.state,
+        end_reason=request.end_reason,
+        censor_s=censor_s,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.generated_tokens,
+        max_tokens=request.max_tokens,
+        num_preemptions=request.num_preemptions,
+        recomputed_tokens=request.recomputed_tokens,
+        cache_hit_tokens=request.cache_hit_tokens,
+        queued_s=max(0.0, queue_end_s - request.arrival_s),
+        preempted_s=preempted_s,
+        single_stream_s=single_stream_s,
+        deadline_seen=deadline_s if has_deadline else None,
+    )
+
+
+class WaitingQueue:
+    """FCFS order: arrivals at the back, victims at the front (the last one evicted first)."""
+
+    def __init__(self) -> None:
+        self._queue: deque[LiveRequest] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(self._queue)
+
+    def push(self, request: LiveRequest) -> None:
+        """Add an arrival."""
+        self._queue.append(request)
+
+    def push_victim(self, request: LiveRequest) -> None:
+        """Add a request that was preempted."""
+        self._queue.appendleft(request)
+
+    def peek(self) -> LiveRequest:
+        """Return the request that is admitted next."""
+        return self._queue[0]
+
+    def pop(self) -> LiveRequest:
+        """Remove and return the request that is admitted next."""
+        return self._queue.popleft()
+
+
+class PriorityQueue(WaitingQueue):
+    """PRIORITY order: smallest (priority, arrival) first; a victim gets no better place."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, float, int, LiveRequest]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return (entry[-1] for entry in sorted(self._heap))
+
+    def push(self, request: LiveRequest) -> None:
+        """Add an arrival."""
+        heappush(self._heap, (request.priority, request.arrival_s, request.index, request))
+
+    def push_victim(self, request: LiveRequest) -> None:
+        """Add a request that was preempted."""
+        self.push(request)
+
+    def peek(self) -> LiveRequest:
+        """Return the request that is admitted next."""
+        return self._heap[0][-1]
+
+    def pop(self) -> LiveRequest:
+        """Remove and return the request that is admitted next."""
+        return heappop(self._heap)[-1]

@@ -1,0 +1,117 @@
+"""Who goes when KV runs out: the engine's own rules, and a Policy asked through RunningViews."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from contracts.errors import ConformanceError, InvalidInput
+from contracts.policy import FloatArray, Policy, RunningViews
+from contracts.randomness import keyed_uniform
+from contracts.signals import RemainingGrid
+from serving_sim.requests import LiveRequest
+
+TPOT_WINDOW_STEPS = 32
+
+
+def youngest(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG001
+    """vLLM's FCFS rule: the tail of the running list, i.e. the last admitted."""
+    return len(running) - 1
+
+
+def least_urgent(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG001
+    """vLLM's PRIORITY rule: the largest (priority, arrival), the first such in running order."""
+    return max(range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_s))
+
+
+class PolicyRule:
+    """Asks a Policy: the highest score goes, ties go to the larger ``admission_seq``.
+
+    A column that the policy does not declare to read (``reads_signal``, ``reads_deadline``) is
+    NaN, so an undeclared dependence cannot creep in. A request scored NaN is not chosen; when all
+    are, the youngest goes. ``num_fallbacks`` counts the decisions that met a NaN score.
+    """
+
+    def __init__(
+        self, policy: Policy, signal: RemainingGrid | None, seed: int, prefill_s_per_token: float
+    ) -> None:
+        if policy.reads_signal and signal is None:
+            raise InvalidInput(
+                f"policy {policy.name!r} reads a signal, but none was given: pass signal=, or "
+                "declare the policy with reads_signal=False"
+            )
+        self.policy = policy
+        self.signal = signal if policy.reads_signal else None
+        self.num_fallbacks = 0
+        self.recent_steps_s: deque[float] = deque(maxlen=TPOT_WINDOW_STEPS)
+        self._seed = seed
+        self._prefill_s_per_token = prefill_s_per_token
+
+    def __call__(self, running: list[LiveRequest], now_s: float) -> int:
+        """Return the position of the victim in ``running``."""
+        scores = np.asarray(self.policy.score(self.views(running, now_s)), dtype=np.float64)
+        if scores.shape != (len(running),):
+            raise ConformanceError(
+                f"policy {self.policy.name!r} returned scores of shape {scores.shape} for "
+                f"{len(running)} requests: return one float a request"
+            )
+        scored = np.flatnonzero(~np.isnan(scores))
+        self.num_fallbacks += scored.size < len(running)
+        if not scored.size:
+            return len(running) - 1
+        # running is in order of admission_seq: the last maximum is the youngest
+        return int(scored[scored.size - 1 - int(np.argmax(scores[scored][::-1]))])
+
+    def views(self, running: list[LiveRequest], now_s: float) -> RunningViews:
+        """Return what the policy may know of ``running``, in admission order."""
+        count = len(running)
+        remaining, upper = self._remaining(running)
+        reads_deadline = self.policy.reads_deadline
+        return RunningViews(
+            request_id=_ints([r.index for r in running]),
+            admission_seq=_ints([r.admission_seq for r in running]),
+            arrival_s=_floats([r.arrival_s for r in running]),
+            deadline_s=_floats([r.deadline_s for r in running] if reads_deadline else count),
+            prompt_tokens=_ints([r.prompt_tokens for r in running]),
+            generated_tokens=_ints([r.generated_tokens for r in running]),
+            computed_tokens=_ints([r.computed_tokens for r in running]),
+            kv_blocks=_ints([len(r.blocks) for r in running]),
+            max_tokens=_ints([r.max_tokens for r in running]),
+            num_preemptions=_ints([r.num_preemptions for r in running]),
+            priority=_ints([r.priority for r in running]),
+            rank_from_youngest=np.arange(count - 1, -1, -1),
+            num_running=np.full(count, count),
+            now_s=np.full(count, now_s),
+            recent_tpot_s=np.full(count, self._recent_tpot_s()),
+            prefill_s_per_token=np.full(count, self._prefill_s_per_token),
+            remaining=remaining,
+            remaining_upper=upper,
+            draw=_floats([self._draw(r) for r in running]),
+        )
+
+    def _remaining(self, running: list[LiveRequest]) -> tuple[FloatArray, FloatArray]:
+        if self.signal is None:
+            return _floats(len(running)), _floats(len(running))
+        answers = [self.signal.read(r.index, r.generated_tokens) for r in running]
+        return _floats([a[0] for a in answers]), _floats([a[1] for a in answers])
+
+    def _recent_tpot_s(self) -> float:
+        """Mean seconds of the last TPOT_WINDOW_STEPS steps: a decode gets one token in each."""
+        return sum(self.recent_steps_s) / max(1, len(self.recent_steps_s))
+
+    def _draw(self, request: LiveRequest) -> float:
+        if request.draw is None:
+            request.draw = keyed_uniform(
+                self._seed, "policy-draw", request.request_id, request.num_preemptions
+            )
+        return request.draw
+
+
+def _ints(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def _floats(values: list[float] | int) -> FloatArray:
+    """Return the values; or, for a count, so many NaN."""
+    return np.full(values, np.nan) if isinstance(values, int) else np.array(values, np.float64)
