@@ -1,0 +1,76 @@
+"""Workloads on disk: Parquet (zstd), and a JSON manifest beside it with the name and origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from contracts.errors import InvalidInput
+from traces.tables import (
+    manifest_path,
+    open_parquet,
+    read_manifest,
+    readable,
+    write_manifest,
+    write_parquet,
+)
+from traces.workload import Workload
+
+SCHEMA_VERSION = "workload/1"
+SCHEMA = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("arrival_s", pa.float64()),
+        ("prompt_tokens", pa.int64()),
+        ("output_tokens", pa.int64()),
+        ("max_tokens", pa.int64()),
+        ("priority", pa.int64()),
+        ("deadline_s", pa.float64()),
+        ("cohort", pa.int64()),
+        ("capped", pa.bool_()),
+        ("run_id", pa.string()),
+    ]
+)
+
+
+def write_workload(workload: Workload, path: Path) -> None:
+    """Write a workload and its manifest, each atomically."""
+    columns = {name: getattr(workload, name) for name in SCHEMA.names[1:-1]}
+    run_ids = workload.run_ids if workload.run_ids is not None else [None] * len(workload)
+    table = pa.table({"request_id": workload.request_ids, **columns, "run_id": run_ids}, SCHEMA)
+    rows = write_parquet(path, SCHEMA, [table], ["run_id"])
+    fields = {"name": workload.name, "workload": workload.manifest}
+    write_manifest(path, fields, SCHEMA_VERSION, rows)
+
+
+def read_workload(path: Path) -> Workload:
+    """Read what :func:`write_workload` wrote; raises InvalidInput naming the file and the rule."""
+    file = open_parquet(path)
+    with readable(path):
+        if not file.schema_arrow.equals(SCHEMA):
+            raise InvalidInput(
+                f"{path} has columns {file.schema_arrow.names}; a workload has {SCHEMA.names} with "
+                "the types of traces.workload_io.SCHEMA: build it with preemptbench again"
+            )
+        table = file.read()
+        table.validate(full=True)
+        holes = [name for name in SCHEMA.names[:-1] if table[name].null_count]
+        columns = {name: table[name].to_pylist() for name in ("request_id", "run_id")}
+    if holes:
+        raise InvalidInput(f"{path}: columns {holes} hold nulls; a workload has none there")
+    manifest = read_manifest(path)
+    if manifest is None or not isinstance(manifest.get("workload"), dict):
+        raise InvalidInput(f"{manifest_path(path)} is missing or names no workload: copy it along")
+    arrays = {
+        name: np.array(table[name].to_numpy()) for name in SCHEMA.names if name not in columns
+    }
+    known = None not in columns["run_id"]
+    return Workload(
+        name=str(manifest.get("name")),
+        request_ids=tuple(columns["request_id"]),
+        run_ids=tuple(columns["run_id"]) if known else None,
+        manifest=manifest["workload"],
+        **arrays,
+    )
