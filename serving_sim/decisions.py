@@ -88,7 +88,10 @@ def read_driver_file(path: Path) -> DriverLog:
 
 
 def driver_config(engine: Mapping[str, Any]) -> EngineConfig:
-    """Return our settings of the driver's, vLLM's faults included; raises InvalidInput for a key nobody knows."""
+    """Return our settings of the driver's, with the one fault of vLLM that its logs show.
+
+    Raises InvalidInput for a key that nobody knows.
+    """
     for key in engine:
         if key not in (*_ENGINE_KEYS, *_DRIVER_DEFAULTS, *_IGNORED_KEYS):
             raise InvalidInput(f"driver setting {key!r} is unknown: remove it or correct its name")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contracts.errors import InvalidInput, LawViolation, NoProgressError
+from contracts.errors import LawViolation, NoProgressError
 from contracts.policy import Policy
 from contracts.records import COHORTS, RequestRecord
 from contracts.signals import RemainingGrid
@@ -81,7 +81,8 @@ def simulate(
     under PRIORITY. ``seed`` keys the policy's draws. Raises InvalidInput, NoProgressError, and
     with ``checks`` LawViolation.
     """
-    run = _Run(workload, config, profile, _victim_rule(config, profile, policy, signal, seed), checks)
+    rule = _victim_rule(config, profile, policy, signal, seed)
+    run = _Run(workload, config, profile, rule, checks)
     scheduler = run.scheduler
     while run.goes_on():
         run.admit_arrivals()

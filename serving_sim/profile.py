@@ -32,6 +32,8 @@ class StepWork(NamedTuple):
 class StepProfile(Protocol):
     """The cost of a step. Implementations are hashable and pure: equal work, equal seconds."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def name(self) -> str: ...
 
@@ -49,14 +51,16 @@ class StepProfile(Protocol):
 class FitReport:
     """How an affine profile was fitted, and how far off it is where it was not (held out).
 
-    Errors are relative, |predicted - measured| / measured. The ranges bound the fitted points.
+    Errors are relative, |predicted - measured| / measured, for steps of decodes only and for steps
+    with a prefill chunk. The ranges bound the fitted points.
     """
 
     num_fitted: int
     num_held_out: int
-    held_out_median_error: float
-    held_out_p90_error: float
-    held_out_max_error: float
+    decode_median_error: float
+    decode_p90_error: float
+    prefill_median_error: float
+    prefill_p90_error: float
     max_prefill_tokens: int
     max_num_decodes: int
     max_context_tokens_per_request: int
@@ -109,14 +113,17 @@ class AffineProfile:
         )
 
 
-@lru_cache(maxsize=65_536)
 def single_stream_s(
     prompt_tokens: int, output_tokens: int, config: EngineConfig, profile: StepProfile
 ) -> float:
     """Return the seconds a request takes alone, with ample KV, from its first step to its end."""
+    return _alone_s(prompt_tokens, output_tokens, config.max_num_batched_tokens, profile)
+
+
+@lru_cache(maxsize=65_536)
+def _alone_s(prompt_tokens: int, output_tokens: int, budget: int, profile: StepProfile) -> float:
     clock_s = 0.0
     computed, known = 0, prompt_tokens
-    budget = config.max_num_batched_tokens
     while known < prompt_tokens + output_tokens:
         tokens = min(known - computed, budget)
         computed += tokens

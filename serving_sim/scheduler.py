@@ -108,9 +108,7 @@ class Scheduler:
             return config.max_num_batched_tokens
         return config.long_prefill_token_threshold
 
-    def _admit(
-        self, request: LiveRequest, found: list[int], tokens: int, plan: StepPlan
-    ) -> None:
+    def _admit(self, request: LiveRequest, found: list[int], tokens: int, plan: StepPlan) -> None:
         block_size = self.config.block_size
         hit_tokens = len(found) * block_size
         self.pool.reuse(request.index, found)
