@@ -71,6 +71,8 @@ STRING_COLUMNS = tuple(name for name, kind in _TYPES.items() if kind == _STR)
 REPEATED_COLUMNS = tuple(
     name for name in STRING_COLUMNS if name not in ("run_id", "text", "text_sha256", "hidden_ref")
 )
+# how_counted of a length that is not the engine's own count begins with one of these
+ESTIMATED_COUNTS = ("chars/", "retokenised")
 MEMORY_STR = pa.dictionary(pa.int32(), pa.string())
 
 

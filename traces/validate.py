@@ -17,11 +17,11 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import IntArray
 from contracts.runs import FINISH_REASONS, DecodeRun, ProgressRecord
+from traces.run_columns import ESTIMATED_COUNTS
 from traces.runlog import BoolArray, RunLog, iter_tables
 from traces.tables import BATCH_ROWS, read_manifest
 
 _ROUNDING = 1e-6  # float32 storage may move a value that sits on its bound
-_APPROXIMATE = ("chars/", "retokenised")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,8 @@ def _range_rules(log: RunLog) -> Iterator[_Rule]:
         yield _Rule(name, broken, "must be finite and at least 0")
     thinking = log.floats("thinking_tokens")
     yield _Rule("thinking_tokens", thinking < 0, "must be at least 0")
-    yield _Rule("thinking_tokens", thinking > length, "must not pass output_tokens of its row")
+    over = (thinking > length) & ~_estimated(log)
+    yield _Rule("thinking_tokens", over, "must not pass output_tokens of its row")
     for name in ("run_id", "request_key", "prompt_id", "prompt_sha256", "model"):
         codes, names = log.codes(name)
         if "" in names:
@@ -200,7 +201,7 @@ def _progress_rules(log: RunLog) -> Iterator[_Rule]:
 
 def _estimated(log: RunLog) -> BoolArray:
     codes, names = log.codes("how_counted")
-    return np.array([name.startswith(_APPROXIMATE) for name in names], dtype=bool)[codes]
+    return np.array([name.startswith(ESTIMATED_COUNTS) for name in names], dtype=bool)[codes]
 
 
 def _count_warnings(log: RunLog, counts: Counter[str]) -> None:
