@@ -1,0 +1,50 @@
+"""The predictor families, by name. A new family is its own file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from contracts.errors import unknown_name
+from predictors.age_km import AgeKm, AgeKmSettings
+from predictors.base import Predictor, TrainingSet
+from predictors.checkpoint import read_checkpoint
+from predictors.countdown import Countdown, CountdownSettings
+from predictors.gbm_hazard import GbmHazard, GbmHazardSettings
+
+
+class FamilySettings(Protocol):
+    """The settings of a family: a frozen dataclass that checks itself and can fit."""
+
+    def fit(self, training: TrainingSet, *, seed: int = 0, num_threads: int = 1) -> Predictor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family is: the predictor it loads, and the settings that fit one."""
+
+    predictor: type[Predictor]
+    settings: type[FamilySettings]
+
+
+FAMILIES: Mapping[str, Family] = {
+    AgeKm.family: Family(AgeKm, AgeKmSettings),
+    Countdown.family: Family(Countdown, CountdownSettings),
+    GbmHazard.family: Family(GbmHazard, GbmHazardSettings),
+}
+
+
+def find_family(name: str) -> Family:
+    """Return a family by name; raises UnknownName offering the nearest."""
+    if name not in FAMILIES:
+        raise unknown_name("predictor family", name, FAMILIES)
+    return FAMILIES[name]
+
+
+def load_predictor(folder: Path | str) -> Predictor:
+    """Load the predictor of a checkpoint folder, whichever family it is; raises CheckpointError
+    when it is damaged, UnknownName when this release has no such family."""
+    checkpoint = read_checkpoint(Path(folder))
+    return find_family(checkpoint.family).predictor.restored(checkpoint)
