@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -74,6 +75,7 @@ REPEATED_COLUMNS = tuple(
 # how_counted of a length that is not the engine's own count begins with one of these
 ESTIMATED_COUNTS = ("chars/", "retokenised")
 MEMORY_STR = pa.dictionary(pa.int32(), pa.string())
+_MISFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 def check_columns(schema: pa.Schema, path: Path) -> None:
@@ -95,14 +97,16 @@ def check_columns(schema: pa.Schema, path: Path) -> None:
         )
     for field in SCHEMA:
         found = schema.field(field.name).type
-        allowed = [_kind(field.type), "null" if field.nullable else ""]
-        if field.type == _F64:
-            allowed.append("whole number")
-        if _kind(found) not in allowed:
+        if _kind(found) not in _allowed_kinds(field):
             raise InvalidInput(
                 f"{path}: column {field.name!r} is {found}, it must be {field.type} "
                 f"({_kind(field.type)}); convert it, or use `preemptbench runs import`"
             )
+
+
+def _allowed_kinds(field: pa.Field) -> set[str]:
+    also = {"null"} if field.nullable else set()
+    return also | {_kind(field.type)} | ({"whole number"} if field.type == _F64 else set())
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -164,18 +168,28 @@ def column_of(runs: list[DecodeRun], field: pa.Field, first_row: int) -> pa.Arra
     if not field.nullable and None in values:
         raise InvalidInput(f"row {first_row + values.index(None)}: {field.name} is None")
     try:
-        return _progress_column(values) if field.type == PROGRESS else pa.array(values, field.type)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return _stored_column(values, field)
+    except _MISFIT:
         pass
     for row, value in enumerate(values):
         try:
-            _progress_column([value]) if field.type == PROGRESS else pa.array([value], field.type)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            _stored_column([value], field)
+        except _MISFIT:
             raise InvalidInput(
                 f"row {first_row + row}: {field.name} is {value!r:.80}; it must be a "
                 f"{_kind(field.type)} that fits {field.type}"
             ) from None
     raise InvalidInput(f"rows from {first_row} on: {field.name} does not fit {field.type}")
+
+
+def _stored_column(values: list[Any], field: pa.Field) -> pa.Array:
+    if field.type == PROGRESS:
+        return _progress_column(values)
+    # given the type at once, Arrow would cut 3.5 down to 3 without a word
+    column = pa.array(values)
+    if _kind(column.type) not in _allowed_kinds(field):
+        raise TypeError(f"{column.type} is no {_kind(field.type)}")
+    return column.cast(field.type)
 
 
 def _progress_column(values: list[tuple[ProgressRecord, ...] | None]) -> pa.Array:
