@@ -62,7 +62,7 @@ def plan_batches(prompts: Sequence[Prompt], config: CollectConfig) -> list[Batch
     return batches
 
 
-def collect(
+def collect_runs(
     lm: LoadedModel,
     prompts: Sequence[Prompt],
     out_dir: Path,

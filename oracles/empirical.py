@@ -96,8 +96,8 @@ class EmpiricalOracle:
 
         answers, _, _ = self._climb(requests, alive)
         inside = horizon < np.maximum(1, caps - ages)
-        alive_share: FloatArray = np.where(np.isnan(answers), 1.0, answers)
-        return np.where(inside, alive_share, 0.0)
+        out: FloatArray = np.where(inside, np.where(np.isnan(answers), 1.0, answers), 0.0)
+        return out
 
     def _climb(
         self, requests: Sequence[SignalRequest], ask: _Ask

@@ -1,0 +1,44 @@
+# preemptbench: `make demo` shows what it does, `make test` proves it. Both set up what they need.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types imports tests bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make the environment (.venv) with everything pinned
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (a few minutes the first time) ..."; start=$$(date +%s); \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "preemptbench needs Python 3.11 or newer")' && \
+	$(PYTHON) -m venv $(VENV) && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,test]' 2> $(VENV)/pip.log \
+	  || { cat $(VENV)/pip.log >&2; exit 1; }; \
+	touch $@; echo "set up in $$(( $$(date +%s) - start )) s"
+
+demo: setup  ## run the main job on bundled data and write out/demo/report.html
+	@$(BIN)/preemptbench demo --out out/demo
+
+test: setup lint types imports tests  ## lint, types, import rules, tests
+
+lint: setup
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "lint ok"
+
+types: setup
+	@$(BIN)/mypy --no-error-summary && echo "types ok"
+
+imports: setup
+	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log 2>&1 && echo "import rules ok" || { cat $(VENV)/imports.log; exit 1; }
+
+tests: setup
+	@$(BIN)/python -m pytest --durations=5
+
+bench: setup  ## run the benchmarks (minutes; never part of the tests)
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
+
+clean:  ## remove the environment and all outputs
+	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

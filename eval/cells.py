@@ -1,0 +1,94 @@
+"""Cells, and how they lie on disk: a Parquet file of cells a task, one of request records beside.
+
+Both are written whole or not at all. The records are what any later score is computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from contracts.errors import InvalidInput
+from contracts.files import atomic_path
+from contracts.records import RequestRecord
+from eval.outcomes import BreachScore
+
+_SCORE_FIELDS = tuple(field.name for field in fields(BreachScore))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One engine run: what was combined, what it scored, and what it cost."""
+
+    pressure: str
+    num_blocks: int
+    policy: str
+    signal: str
+    seed: int
+    score: BreachScore
+    preemptions_per_1000: float
+    recompute_tax: float
+    num_preemptions: int
+    computed_tokens: int
+    recomputed_tokens: int
+    cache_hit_tokens: int
+    signal_fallbacks: int
+    num_steps: int
+    end_s: float
+    drained: bool
+
+
+def write_task(
+    path: Path,
+    cells: Sequence[Cell],
+    records: Sequence[tuple[Cell, Sequence[RequestRecord]]],
+) -> None:
+    """Write the records of a task, then its cells: a cells file means that both are there."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("pressure", "policy", "signal", "seed")
+    } | {field.name: [] for field in fields(RequestRecord)}
+    for cell, lives in records:
+        for life in lives:
+            for name in ("pressure", "policy", "signal", "seed"):
+                columns[name].append(getattr(cell, name))
+            for field in fields(RequestRecord):
+                columns[field.name].append(getattr(life, field.name))
+    beside = path.parent.parent / "records" / path.name
+    with atomic_path(beside) as scratch:
+        pq.write_table(pa.table(columns), scratch, compression="zstd")
+    with atomic_path(path) as scratch:
+        pq.write_table(cells_table(cells), scratch, compression="zstd")
+
+
+def cells_table(cells: Sequence[Cell]) -> Any:
+    """Return the Arrow table of cells, the score's fields beside the cell's own."""
+    import pyarrow as pa
+
+    rows = []
+    for cell in cells:
+        row = asdict(cell)
+        rows.append(row | row.pop("score"))
+    return pa.Table.from_pylist([{k: v for k, v in row.items() if k != "score"} for row in rows])
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """Read the cells of one task file; a damaged one is an error that says to delete it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInput(
+            f"{path} is damaged ({error}): delete it, and run again to redo it"
+        ) from None
+    cells = []
+    for row in rows:
+        score = BreachScore(**{name: row.pop(name) for name in _SCORE_FIELDS})
+        cells.append(Cell(score=score, **row))
+    return cells

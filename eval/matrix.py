@@ -1,0 +1,276 @@
+"""The matrix: every policy x signal on the same workloads. The one place where policies and
+signals meet.
+
+One task is one seed: it fixes the truth (which repeat of each prompt executes), the arrivals and
+the signals' answers, then runs every pressure, policy and signal on them, so all cells of a seed
+share their randomness. A finished task is a file; a second start runs what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from contracts.errors import InvalidInput
+from contracts.policy import Policy
+from contracts.records import RequestRecord
+from contracts.runs import DecodeRun
+from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_request
+from eval.cells import Cell, read_cells, write_task
+from eval.outcomes import score_breach
+from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing
+from serving_sim.config import EngineConfig
+from serving_sim.engine import SimResult, simulate
+from serving_sim.policies import get_policy, load_policy
+from serving_sim.profile import load_profile, single_stream_s
+from traces.arrivals import build_workload
+from traces.runlog import read_runs
+from traces.workload import Workload
+
+SEMANTICS_VERSION = 1  # raise it when a change of code changes a cell's numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """A named size of the KV pool, in blocks (vLLM's null block included)."""
+
+    name: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixConfig:
+    """What a matrix is. Rates in requests per second, times in seconds; requests are drawn with
+    replacement from the run log, warm-up first, then the tagged cohort, then filler that keeps
+    the system loaded until every tagged request ended."""
+
+    runs: Path
+    policies: tuple[str, ...]
+    signals: tuple[SignalSource, ...]
+    pressures: tuple[Pressure, ...]
+    engine: EngineConfig
+    profile: str
+    num_seeds: int = 10
+    first_seed: int = 0
+    rate_per_s: float = 1.0
+    arrival_cv: float = 1.0
+    num_warmup: int = 40
+    num_tagged: int = 160
+    num_filler: int = 200
+    deadline_s: float = 10.0
+    grid_stride: int = 8
+
+    def __post_init__(self) -> None:
+        if self.num_seeds < 1:
+            raise InvalidInput(f"num_seeds is {self.num_seeds}: it must be at least 1")
+        if not self.policies or not self.signals or not self.pressures:
+            raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
+        for name in self.policies:
+            find_policy(name)
+
+    def crossings(self) -> list[tuple[str, SignalSource]]:
+        """Return every (policy, signal) pair: only policies that read a signal meet the signals;
+        the others run once, without."""
+        pairs = []
+        for name in self.policies:
+            reads = find_policy(name).reads_signal
+            for signal in self.signals:
+                if reads == (signal.name != NO_SIGNAL):
+                    pairs.append((name, signal))
+        return pairs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeedInputs:
+    """What all cells of one seed share: the workload, who asks, and the signals' answers."""
+
+    workload: Workload
+    requests: tuple[SignalRequest, ...]
+    grids: dict[str, RemainingGrid | None]
+
+
+def find_policy(name: str) -> Policy:
+    """Return a built-in policy, or the user's own for ``path/to/file.py:function``."""
+    return load_policy(name) if ".py:" in name else get_policy(name)
+
+
+def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> SeedInputs:
+    """Fix truth, arrivals and grids of ``seed``. Seed s executes repeat s mod K of each prompt,
+    and an oracle is built from the other repeats only."""
+    num_repeats = 1 + max(run.repeat for run in runs)
+    truth = [run for run in runs if run.repeat == seed % num_repeats]
+    others = [run for run in runs if run.repeat != seed % num_repeats]
+    workload = build_workload(
+        truth,
+        rate_per_s=config.rate_per_s,
+        cv=config.arrival_cv,
+        num_warmup=config.num_warmup,
+        num_tagged=config.num_tagged,
+        num_filler=config.num_filler,
+        seed=seed,
+        deadline_s=config.deadline_s,
+        name=f"{config.runs.stem}-seed-{seed}",
+    )
+    assert workload.run_ids is not None
+    by_id = {run.run_id: signal_request(run) for run in truth}
+    requests = tuple(by_id[run_id] for run_id in workload.run_ids)
+    grids: dict[str, RemainingGrid | None] = {}
+    for source in config.signals:
+        grids[source.name] = _grid(config, source, truth, others, workload, requests)
+    return SeedInputs(workload, requests, grids)
+
+
+def _grid(
+    config: MatrixConfig,
+    source: SignalSource,
+    truth: Sequence[DecodeRun],
+    others: Sequence[DecodeRun],
+    workload: Workload,
+    requests: Sequence[SignalRequest],
+) -> RemainingGrid | None:
+    signal = source.build(truth, others)
+    if signal is None:
+        return None
+    grid = build_grid(
+        signal, requests, stride=config.grid_stride, horizons=workload.output_tokens - 1
+    )
+    check_pairing(requests, grid)
+    return grid
+
+
+def run_cell(
+    config: MatrixConfig,
+    inputs: SeedInputs,
+    pressure: Pressure,
+    policy_name: str,
+    signal_name: str,
+    seed: int,
+) -> tuple[Cell, SimResult]:
+    """Run one engine and score it."""
+    result = simulate(
+        inputs.workload,
+        replace(config.engine, num_blocks=pressure.num_blocks, drain_s=config.deadline_s),
+        load_profile(config.profile),
+        find_policy(policy_name),
+        signal=inputs.grids[signal_name],
+        seed=seed,
+    )
+    tagged = [record for record in result.records if record.cohort == "tagged"]
+    preemptions = sum(record.num_preemptions for record in tagged)
+    cell = Cell(
+        pressure=pressure.name,
+        num_blocks=pressure.num_blocks,
+        policy=policy_name,
+        signal=signal_name,
+        seed=seed,
+        score=score_breach(result.records, config.deadline_s),
+        preemptions_per_1000=1000 * preemptions / len(tagged),
+        recompute_tax=result.recomputed_tokens / max(1, result.computed_tokens),
+        num_preemptions=result.num_preemptions,
+        computed_tokens=result.computed_tokens,
+        recomputed_tokens=result.recomputed_tokens,
+        cache_hit_tokens=result.cache_hit_tokens,
+        signal_fallbacks=result.signal_fallbacks,
+        num_steps=result.num_steps,
+        end_s=result.end_s,
+        drained=result.drained,
+    )
+    return cell, result
+
+
+def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
+    """Run every cell of ``seed`` and write its task file (skipped when it is there already)."""
+    path = out_dir / "cells" / f"{task_key(config, seed)}.parquet"
+    if path.exists():
+        return path
+    runs = list(read_runs(config.runs))
+    inputs = prepare_seed(config, runs, seed)
+    cells: list[Cell] = []
+    records: list[tuple[Cell, tuple[RequestRecord, ...]]] = []
+    for pressure in config.pressures:
+        for policy, signal in config.crossings():
+            cell, result = run_cell(config, inputs, pressure, policy, signal.name, seed)
+            cells.append(cell)
+            records.append((cell, result.records))
+    write_task(path, cells, records)
+    return path
+
+
+def run_matrix(
+    config: MatrixConfig,
+    out_dir: Path,
+    *,
+    num_jobs: int = -1,
+    on_seed: Callable[[int, int], None] | None = None,
+) -> list[Cell]:
+    """Run the whole matrix with joblib and return its cells in a fixed order.
+
+    Workers write their own results, so a crash loses unfinished seeds only. ``num_jobs`` is
+    joblib's: -1 takes every core; a Dask or Ray cluster is reached through joblib's backends.
+    """
+    from joblib import Parallel, delayed
+
+    seeds = range(config.first_seed, config.first_seed + config.num_seeds)
+    workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
+    paths: Iterator[Path] = workers(delayed(run_seed)(config, seed, out_dir) for seed in seeds)
+    done: list[Path] = []
+    for path in paths:
+        done.append(path)
+        if on_seed is not None:
+            on_seed(len(done), config.num_seeds)
+    pressures = [pressure.name for pressure in config.pressures]
+    pairs = [(policy, signal.name) for policy, signal in config.crossings()]
+    cells = [cell for path in sorted(done) for cell in read_cells(path)]
+    return sorted(
+        cells,
+        key=lambda c: (pressures.index(c.pressure), pairs.index((c.policy, c.signal)), c.seed),
+    )
+
+
+def task_key(config: MatrixConfig, seed: int) -> str:
+    """Return the content address of a task: everything that can change its numbers, and nothing
+    else (no host, no worker count, no output path)."""
+    identity = asdict(config) | {
+        "num_seeds": None,
+        "first_seed": None,
+        "seed": seed,
+        "semantics": SEMANTICS_VERSION,
+        "profile": asdict(load_profile(config.profile)),
+        "runs": _sha256(config.runs),
+        "signals": [[s.name, _sha256(s.folder) if s.folder else None] for s in config.signals],
+        "policies": [[name, _policy_source(name)] for name in config.policies],
+    }
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return f"seed-{seed:03d}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _policy_source(name: str) -> str | None:
+    """A policy of the user's own is part of the key with its text, not with its path alone."""
+    file = Path(name.rpartition(":")[0])
+    return _sha256(file) if file.is_file() else None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def offered_kv_load(config: MatrixConfig, runs: Sequence[DecodeRun]) -> dict[str, float]:
+    """Return, for each pressure, blocks the arrivals would hold on average if each request ran
+    alone (Little's law), divided by the usable blocks. Above about 1 the pool must preempt."""
+    profile, engine = load_profile(config.profile), config.engine
+    held = []
+    for run in runs:
+        alone_s = single_stream_s(run.prompt_tokens, run.output_tokens, engine, profile)
+        mean_tokens = run.prompt_tokens + run.output_tokens / 2
+        held.append(alone_s * mean_tokens / engine.block_size)
+    demand = config.rate_per_s * float(np.mean(held))
+    return {p.name: demand / (p.num_blocks - 1) for p in config.pressures}

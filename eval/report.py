@@ -1,0 +1,113 @@
+"""The report: one self-contained HTML page, figures inline, nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.files import atomic_write_text
+from eval.summary import SummaryRow
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and the HTML below it."""
+
+    title: str
+    body: str
+
+
+def write_report(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
+    """Write the page. ``lead`` is plain text; section bodies are HTML of :func:`table`,
+    :func:`paragraph`, :func:`figure` or of your own."""
+    body = "\n".join(
+        f"<section><h2>{html.escape(s.title)}</h2>{s.body}</section>" for s in sections
+    )
+    page = _PAGE.replace("@TITLE@", html.escape(title)).replace("@LEAD@", html.escape(lead))
+    atomic_write_text(path, page.replace("@BODY@", body))
+
+
+def paragraph(text: str) -> str:
+    """Return a paragraph of plain text."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def figure(svg: str, caption: str) -> str:
+    """Return an inline figure; its caption doubles as the text alternative."""
+    text = html.escape(caption)
+    labelled = svg.replace("<svg", f'<svg role="img" aria-label="{text}"', 1)
+    return f"<figure>{labelled}<figcaption>{text}</figcaption></figure>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; the first column is text, the others are set as figures."""
+    cells = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in head)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    inner = f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="scroll">{inner}</div>'
+
+
+def summary_tables(rows: Sequence[SummaryRow]) -> str:
+    """Return one table for each pressure, with the outcome counts that add up."""
+    head = (
+        "policy / signal", "breach", "vs LIFO, pp", "95 % interval", "floor", "completed only",
+        "preempted / 1k", "recompute tax", "met", "late", "failed", "unfinished", "withdrawn",
+        "accepted", "rejected",
+    )  # fmt: skip
+    parts = []
+    for pressure in dict.fromkeys(row.pressure for row in rows):
+        chosen = [row for row in rows if row.pressure == pressure]
+        parts.append(f"<h3>{html.escape(pressure)}: {chosen[0].num_blocks} blocks</h3>")
+        parts.append(table(head, [_cells(row) for row in chosen]))
+    return "".join(parts)
+
+
+def _cells(row: SummaryRow) -> list[str]:
+    d = row.difference
+    if d is None:
+        mean, interval = "baseline", ""
+    elif not row.comparable:
+        mean, interval = "not comparable", ""
+    else:
+        mean, interval = f"{d.mean:+.1f}", f"{d.low:+.1f} … {d.high:+.1f}"
+    counts = (
+        row.met, row.late, row.failed, row.unfinished, row.withdrawn, row.accepted, row.rejected,
+    )  # fmt: skip
+    return [
+        row.label,
+        f"{row.breach:.1%}",
+        mean,
+        interval,
+        f"{row.floor:.1%}",
+        f"{row.completed_only:.1%}",
+        f"{row.preemptions_per_1000:.0f}",
+        f"{row.recompute_tax:.1%}",
+        *map(str, counts),
+    ]
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>@TITLE@</title>
+<style>
+:root { color-scheme: light; --ink: #1a1a1a; --soft: #5a5a5a; --line: #d9d9d9; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff;
+       max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .3rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
+h3 { font-size: 1rem; margin-bottom: .2rem } .lead { font-size: 1.05rem; max-width: 60rem }
+p { max-width: 60rem } figure { margin: 1rem 0 } figure svg { max-width: 100%; height: auto }
+figcaption { color: var(--soft); font-size: .9rem; max-width: 60rem }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+         white-space: nowrap; font-variant-numeric: tabular-nums }
+th:first-child, td:first-child { text-align: left } thead th { border-bottom: 2px solid var(--ink) }
+</style></head><body>
+<h1>@TITLE@</h1><p class="lead">@LEAD@</p>
+@BODY@
+</body></html>
+"""

@@ -1,0 +1,72 @@
+"""Where the signals of a matrix come from, and the guard that truth and signal share no run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.errors import InvalidInput, LeakageError
+from contracts.runs import DecodeRun
+from contracts.signals import RemainingGrid, RemainingSignal, SignalRequest
+from oracles.empirical import Clairvoyant, EmpiricalOracle
+from predictors.registry import load_predictor
+
+NO_SIGNAL = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSource:
+    """A named signal of a matrix: ``oracle`` and ``clairvoyant`` are built for each truth set;
+    anything else is a checkpoint (or cross-fit) folder. ``none`` runs a policy without one."""
+
+    name: str
+    folder: Path | None = None
+
+    @staticmethod
+    def parse(text: str) -> SignalSource:
+        """Read ``none``, ``oracle``, ``clairvoyant``, ``FOLDER`` or ``name=FOLDER``."""
+        if text in (NO_SIGNAL, "oracle", "clairvoyant"):
+            return SignalSource(text)
+        name, _, folder = text.rpartition("=")
+        path = Path(folder)
+        if not path.is_dir():
+            raise InvalidInput(
+                f"signal {text!r} is neither none, oracle, clairvoyant nor a checkpoint folder: "
+                "train one with 'preemptbench train' and give its folder"
+            )
+        return SignalSource(name or path.name, path)
+
+    def build(
+        self, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]
+    ) -> RemainingSignal | None:
+        """Return the signal for a workload whose lengths are ``truth``; ``others`` are the runs
+        an oracle may use."""
+        if self.name == NO_SIGNAL:
+            return None
+        if self.folder is not None:
+            return load_predictor(self.folder)
+        if self.name == "clairvoyant":
+            return Clairvoyant(truth)
+        if not others:
+            raise InvalidInput(
+                "an oracle needs runs that are not the truth, but every prompt of this run log "
+                "ran once: collect with --repeats 2 or more"
+            )
+        return EmpiricalOracle(others)
+
+
+def check_pairing(requests: Sequence[SignalRequest], grid: RemainingGrid) -> None:
+    """Raise LeakageError when a request would be answered from the very run that executes.
+
+    Only the clairvoyant signal may do that, under its own name.
+    """
+    if grid.clairvoyant:
+        return
+    for request, source in zip(requests, grid.source_of.tolist(), strict=True):
+        if request.run_id in grid.sources[source]:
+            raise LeakageError(
+                f"signal {grid.name!r} was built from run {request.run_id!r}, which is also the "
+                "truth of this workload: build it from other runs (leave one repeat out, or "
+                "cross-fit by prompt), or name it clairvoyant"
+            )

@@ -1,0 +1,5 @@
+"""``python -m preemptbench``."""
+
+from preemptbench.cli import main
+
+main()

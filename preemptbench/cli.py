@@ -1,0 +1,53 @@
+"""The command line. Results go to stdout, talk to stderr; only here may the program exit."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from contracts.errors import PreemptBenchError
+from preemptbench import __version__
+from preemptbench.cli_collect import collect
+from preemptbench.cli_demo import demo
+from preemptbench.cli_env import env
+from preemptbench.cli_oracle import oracle
+from preemptbench.cli_runs import runs
+from preemptbench.cli_simulate import policies, simulate
+from preemptbench.cli_train import score, train
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="preemptbench")
+def cli() -> None:
+    """What signal does preemption need? Compare victim policies and length signals with LIFO.
+
+    Start with 'preemptbench demo': it runs everything on bundled data in a few minutes.
+    """
+
+
+for command in (demo, collect, runs, oracle, train, score, simulate, policies, env):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; an expected error is one message and exit status 2."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        _leave("interrupted", 130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except PreemptBenchError as error:
+        _leave(f"error: {error}", 2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _leave(message: str, status: int) -> None:
+    click.echo(message, err=True)
+    sys.exit(status)

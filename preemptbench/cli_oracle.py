@@ -1,0 +1,64 @@
+"""``preemptbench oracle``: build the empirical length oracle of a run log and look at it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import numpy as np
+
+from contracts.signals import signal_request
+from oracles.empirical import LEVELS, EmpiricalOracle, leave_one_out
+from traces.bundled import bundled_runs
+from traces.runlog import read_runs
+
+_RUNS = click.option(
+    "--runs",
+    "runs_path",
+    type=click.Path(path_type=Path),
+    default=bundled_runs,
+    help="Run log (Parquet). Default: the bundled one.",
+)
+
+
+@click.group()
+def oracle() -> None:
+    """Empirical length oracles from repeated temperature-zero runs."""
+
+
+@oracle.command()
+@_RUNS
+@click.option("--ages", default="0,32,64,128", show_default=True, help="Ages to ask at, tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def describe(runs_path: Path, ages: str, as_json: bool) -> None:
+    """Leave each repeat out in turn and say, at several ages, which level of the ladder answers
+    and how far off the answers are."""
+    runs = list(read_runs(runs_path))
+    repeats = sorted({run.repeat for run in runs})
+    at = [int(part) for part in ages.split(",")]
+    rows = []
+    for age in at:
+        counts = dict.fromkeys(LEVELS, 0)
+        errors: list[float] = []
+        for repeat in repeats if len(repeats) > 1 else []:
+            held_out = leave_one_out(runs, repeat)
+            alive = [r for r in runs if r.repeat == repeat and r.output_tokens > age]
+            requests = [signal_request(run) for run in alive]
+            answer = held_out.answer(requests, np.full(len(alive), age, dtype=np.int64))
+            for level, count in answer.provenance().items():
+                counts[level] += count
+            truth = np.array([run.output_tokens - age for run in alive])
+            errors += np.abs(np.log1p(answer.remaining) - np.log1p(truth)).tolist()
+        log_mae = float(np.mean(errors)) if errors else None
+        rows.append({"age": age, "alive": len(errors), "log_mae": log_mae, **counts})
+    whole = EmpiricalOracle(runs)
+    if as_json:
+        click.echo(json.dumps({"oracle": whole.name, "runs": len(runs), "by_age": rows}))
+        return
+    click.echo(f"{whole.name} over {len(runs)} runs; each repeat answered from the others")
+    click.echo(f"{'age':>6}{'alive':>8}{'log-MAE':>9}" + "".join(f"{x:>9}" for x in LEVELS))
+    for row in rows:
+        error = "-" if row["log_mae"] is None else f"{row['log_mae']:.3f}"
+        levels = "".join(f"{row[level]:>9}" for level in LEVELS)
+        click.echo(f"{row['age']:>6}{row['alive']:>8}{error:>9}{levels}")

@@ -1,0 +1,111 @@
+"""``preemptbench simulate``: a policy beside LIFO on simulated engines; ``policies`` lists them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+
+from preemptbench.demo import PRESSURES, demo_matrix
+from traces.bundled import bundled_runs
+
+
+@click.command()
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    required=True,
+    help="A built-in name, or path/to/file.py:function for one of your own. Repeatable.",
+)
+@click.option(
+    "--signal",
+    "signals",
+    multiple=True,
+    help="oracle, clairvoyant, or a checkpoint folder [name=]FOLDER, for policies that read one. "
+    "Repeatable; default: oracle.",
+)
+@click.option(
+    "--runs",
+    "runs_path",
+    type=click.Path(path_type=Path),
+    default=bundled_runs,
+    help="Run log (Parquet). Default: the bundled one.",
+)
+@click.option(
+    "--blocks",
+    multiple=True,
+    type=click.IntRange(min=2),
+    help="KV blocks of 16 tokens, vLLM's null block included. Repeatable; default: the demo's "
+    + ", ".join(str(pressure.num_blocks) for pressure in PRESSURES)
+    + ".",
+)
+@click.option("--rate", type=float, help="Arrivals a second.")
+@click.option("--deadline", type=float, help="Seconds after arrival.")
+@click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
+@click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
+@click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
+@click.option("--jobs", default=-1, show_default=True, help="Processes; -1 takes every core.")
+@click.option(
+    "--out",
+    "out_dir",
+    type=click.Path(path_type=Path),
+    default=Path("out/simulate"),
+    show_default=True,
+    help="Where cells and records go; a second start runs what is missing.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def simulate(
+    policies: tuple[str, ...],
+    signals: tuple[str, ...],
+    runs_path: Path,
+    blocks: tuple[int, ...],
+    rate: float | None,
+    deadline: float | None,
+    tagged: int | None,
+    profile: str | None,
+    seeds: int,
+    jobs: int,
+    out_dir: Path,
+    as_json: bool,
+) -> None:
+    """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
+    from eval.matrix import Pressure, run_matrix
+    from eval.signal_sources import NO_SIGNAL, SignalSource
+    from eval.summary import BASELINE, format_table, summarise
+
+    pressures = tuple(Pressure(f"{n} blocks", n) for n in blocks) or PRESSURES
+    names = tuple(dict.fromkeys((BASELINE, *policies)))
+    config = demo_matrix(runs_path, {}, num_seeds=seeds, policies=names, pressures=pressures)
+    given = {"rate_per_s": rate, "deadline_s": deadline, "num_tagged": tagged, "profile": profile}
+    sources = (NO_SIGNAL, *(signals or ("oracle",)))
+    config = replace(
+        config,
+        signals=tuple(SignalSource.parse(text) for text in sources),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    with click.progressbar(
+        length=seeds, label="seeds", file=click.get_text_stream("stderr")
+    ) as bar:
+        cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=lambda *_: bar.update(1))
+    rows = summarise(cells)
+    if as_json:
+        click.echo(json.dumps({"rows": [asdict(row) for row in rows]}))
+        return
+    click.echo(format_table(rows))
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def policies(as_json: bool) -> None:
+    """List the built-in victim rules and say which read a signal."""
+    from serving_sim.policies import get_policy, list_policies
+
+    rows = [(name, get_policy(name)) for name in list_policies()]
+    if as_json:
+        click.echo(json.dumps({name: {"reads_signal": p.reads_signal} for name, p in rows}))
+        return
+    for name, policy in rows:
+        click.echo(f"{name:<20} {'reads a signal' if policy.reads_signal else ''}".rstrip())
