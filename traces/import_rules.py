@@ -31,6 +31,7 @@ _WHOLE = frozenset(
 )
 _NUMBER = frozenset(["temperature", "wall_s"])
 _FLAG = frozenset(["batch_invariant", "event_observed", "truncated"])
+_TYPED = _WHOLE | _NUMBER | _FLAG  # every other field is a text
 _ABSENT = frozenset(["progress", "progress_stride", "hidden_ref"])
 FIELDS = frozenset(f.name for f in dataclass_fields(DecodeRun)) - _ABSENT | {
     "truncated"
@@ -157,13 +158,15 @@ def _typed(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert(where: str, name: str, value: Any) -> Any:
+    if name not in _TYPED:
+        return value if isinstance(value, str) else str(value)
     if name in _FLAG:
+        if isinstance(value, bool):
+            return value
         word = str(value).strip().lower()
         if word in _TRUE | _FALSE:
             return word in _TRUE
         raise InvalidInput(f"{where}: {name} is {value!r:.80}; it must be true or false")
-    if name not in _WHOLE | _NUMBER:
-        return str(value)
     if isinstance(value, float) and math.isnan(value):
         return None  # pandas writes an absent number as NaN
     try:

@@ -7,6 +7,7 @@ dictionary-encoded, so that a small file cannot unfold a repeated string into gi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def _memory_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def column_of(runs: list[DecodeRun], field: pa.Field, first_row: int) -> pa.Array:
     """Return one column of ``runs`` as stored; raises InvalidInput naming row, field and value."""
-    values = [getattr(run, field.name) for run in runs]
+    values = list(map(attrgetter(field.name), runs))
     if not field.nullable and None in values:
         raise InvalidInput(f"row {first_row + values.index(None)}: {field.name} is None")
     try:
