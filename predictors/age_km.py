@@ -63,7 +63,9 @@ class AgeKm(Predictor):
             now = curve(ages[rows])
             known = (now > 0.0) & (ages[rows] < curve.last_tokens)
             then = curve(ages[rows] + whole[rows])
-            return np.divide(then, now, out=np.full(len(rows), np.nan), where=known)
+            share = np.full(len(rows), np.nan)
+            np.divide(then, now, out=share, where=known)
+            return share
 
         shares = self._by_model(requests, alive)
         shares[np.isnan(shares)] = 1.0

@@ -59,14 +59,15 @@ class TrainingSet:
         return int(max(request.max_tokens for request in self.requests))
 
     def repeat_weights(self) -> FloatArray:
-        """Return (n,) weights with which each request counts once, however often it was run.
+        """Return (n,) weights, mean 1, with which each request counts once, however often it ran.
 
         They must not depend on lengths: weighting rows by 1/(rows of the run) would make short
         runs count more at every age and so push every hazard up.
         """
         keys = [request.request_key for request in self.requests]
         _, member, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        return np.asarray(1.0 / counts[member])
+        weights = 1.0 / counts[member]
+        return np.asarray(weights / weights.mean())
 
 
 class Predictor(ABC):

@@ -1,0 +1,45 @@
+"""Cross-fitting: every request is scored by a predictor that never saw its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from contracts.runs import DecodeRun
+from contracts.signals import RoutedSignal
+from predictors.base import Predictor
+from predictors.registry import FamilySettings, find_family
+from traces.split import crossfit_folds
+from training.evaluate import assert_unseen
+from training.rows import training_set
+
+
+def crossfit(
+    runs: Sequence[DecodeRun],
+    family: str,
+    *,
+    num_folds: int = 5,
+    seed: int = 0,
+    out_dir: Path | None = None,
+    settings: FamilySettings | None = None,
+    num_threads: int = 1,
+    on_fold: Callable[[int, int], None] | None = None,
+) -> RoutedSignal:
+    """Fit ``family`` once for each fold of prompts, on the runs of the other folds.
+
+    With ``out_dir``, fold f is saved as a checkpoint in ``out_dir/fold-f``. ``on_fold(done,
+    num_folds)`` is called after each. Deterministic in (runs, family, settings, seed).
+    """
+    chosen = settings or find_family(family).settings()
+    fold_of = crossfit_folds(runs, num_folds=num_folds, seed=seed)
+    signals: list[Predictor] = []
+    for fold in range(num_folds):
+        outside = [run for run in runs if fold_of[run.prompt_id] != fold]
+        predictor = chosen.fit(training_set(outside), seed=seed, num_threads=num_threads)
+        assert_unseen(predictor, (run for run in runs if fold_of[run.prompt_id] == fold))
+        if out_dir is not None:
+            predictor.save_pretrained(out_dir / f"fold-{fold}")
+        signals.append(predictor)
+        if on_fold is not None:
+            on_fold(fold + 1, num_folds)
+    return RoutedSignal(family, signals, fold_of)

@@ -1,0 +1,127 @@
+"""Fit one predictor on a run log: ``python -m training.fit --family gbm-hazard --runs … --out …``.
+
+The log is split by prompt; the predictor is fitted on one side and scored on the other, beside
+the floors and the ceiling, and the checkpoint carries those scores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from contracts.errors import InvalidInput, PreemptBenchError
+from contracts.runs import DecodeRun
+from contracts.signals import RemainingSignal
+from eval.signal_quality import SignalQuality, quality_table
+from predictors.age_km import AgeKm, AgeKmSettings
+from predictors.base import Predictor
+from traces.runlog import RunLog
+from traces.split import split_runs
+from training.evaluate import LeaveOneOut, evaluate, has_repeats
+from training.options import train_options
+from training.recipe import Recipe, default_recipe, read_recipe, with_overrides
+from training.rows import read_run_log, training_set
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FitResult:
+    """A fitted predictor and its held-out scores (floors and ceiling are rows of them too)."""
+
+    predictor: Predictor
+    scores: tuple[SignalQuality, ...]
+    num_train_runs: int
+    num_test_runs: int
+
+
+def fit_recipe(
+    log: RunLog, recipe: Recipe, say: Callable[[str], None] = lambda _: None
+) -> FitResult:
+    """Split ``log`` by prompt, fit on one side, score on the other; ``say`` hears of each step."""
+    if recipe.test_share == 0.0:
+        train, test = list(log), []
+    else:
+        split = split_runs(log, test_share=recipe.test_share, seed=recipe.seed)
+        train, test = list(split.train), list(split.test)
+    say(f"fitting {recipe.family} on {len(train)} runs, {len(test)} held out by prompt")
+    rows = training_set(train)
+    predictor = recipe.settings.fit(rows, seed=recipe.seed, num_threads=recipe.num_threads)
+    if not test:
+        return FitResult(predictor, (), len(train), 0)
+    signals: list[RemainingSignal] = [predictor]
+    if not isinstance(predictor, AgeKm):
+        signals.insert(0, AgeKmSettings().fit(rows))
+    say("scoring on the held-out prompts")
+    scores = evaluate(signals, test, extra_signals=ceilings(test, train), seed=recipe.seed)
+    return FitResult(predictor, tuple(scores), len(train), len(test))
+
+
+def ceilings(test: Sequence[DecodeRun], train: Sequence[DecodeRun]) -> list[RemainingSignal]:
+    """Return oracle-K leave-one-out over the whole log, or nothing without repeats in ``test``."""
+    return [LeaveOneOut([*train, *test])] if has_repeats(test) else []
+
+
+def chosen_recipe(config: Path | None, family: str | None, assignments: Sequence[str]) -> Recipe:
+    """Return the recipe the command line asks for; raises InvalidInput unless it names one."""
+    if (config is None) == (family is None):
+        raise InvalidInput("name what to fit: either --config RECIPE.toml or --family NAME")
+    recipe = read_recipe(config) if config is not None else default_recipe(family or "")
+    return with_overrides(recipe, assignments)
+
+
+def run_fit(
+    config: Path | None,
+    family: str | None,
+    runs: Path,
+    out: Path | None,
+    assignments: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Do what the command line asks: results to stdout, talk to stderr."""
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    recipe = chosen_recipe(config, family, assignments)
+    result = fit_recipe(read_run_log(runs), recipe, say)
+    metrics = [score.as_row() for score in result.scores]
+    if out is not None:
+        result.predictor.save_pretrained(out, metrics)
+        say(f"wrote {out}")
+    if as_json:
+        click.echo(scores_json(result.scores, family=recipe.family, out=str(out) if out else None))
+    elif result.scores:
+        click.echo(quality_table(result.scores))
+
+
+def scores_json(scores: Sequence[SignalQuality], **more: str | None) -> str:
+    """Return scores as one JSON object; a number that does not exist is null."""
+    rows = [
+        {key: None if value != value else value for key, value in score.as_row().items()}
+        for score in scores
+    ]
+    return json.dumps({**more, "scores": rows}, indent=1, allow_nan=False)
+
+
+@click.command()
+@train_options
+def main(
+    config: Path | None,
+    family: str | None,
+    runs: Path,
+    out: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Fit one predictor on a run log and write its checkpoint."""
+    try:
+        run_fit(config, family, runs, out, assignments, as_json)
+    except PreemptBenchError as error:
+        raise click.ClickException(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

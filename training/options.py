@@ -1,0 +1,29 @@
+"""The command-line options of training, shared by ``python -m training.fit`` and the verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+_PATH = click.Path(path_type=Path)
+
+
+def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of ``train`` to a click command's function."""
+    options = (
+        click.option("--config", type=_PATH, help="A TOML recipe (training/recipes/ has three)."),
+        click.option("--family", help="A predictor family, with its default recipe."),
+        click.option("--runs", type=_PATH, required=True, help="Run log: Parquet, or a shard."),
+        click.option("--out", type=_PATH, help="Checkpoint folder to write."),
+        click.option(
+            "--set", "assignments", multiple=True, metavar="KEY=VALUE",
+            help="Change one value of the recipe, e.g. settings.boosting.num_trees=300.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
