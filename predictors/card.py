@@ -49,7 +49,7 @@ def model_card(config: JsonObject) -> str:
     settings = config["settings"]
     assert isinstance(training, dict) and isinstance(settings, dict)
     return _CARD.format(
-        licence=_joined(training["licences"]) or "other",
+        licence=_joined(training["licences"]).lower() or "other",
         family=config["family"],
         target=config["target"],
         phase=config["phase"],

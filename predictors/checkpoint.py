@@ -217,7 +217,7 @@ def _finite_row(row: MetricRow) -> JsonObject:
 
 
 def _render(config: JsonObject) -> bytes:
-    return (json.dumps(config, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+    return (json.dumps(config, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _digest(config: JsonObject) -> str:

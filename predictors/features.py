@@ -131,14 +131,15 @@ def _progress_rows(track: ProgressTrack, ages: IntArray, named: float) -> FloatA
     """Return the PROGRESS_FEATURES (n, …) of one run at ``ages``; NaN before the first record.
 
     ``named`` is the largest number in the prompt. Row i reads the first ``ages[i] // stride``
-    records only: running sums over a longer track have the same prefix.
+    records only; the running sums of a longer track have the same prefix.
     """
     closed = np.minimum(ages // track.stride, len(track.values))
     out = np.full((len(ages), len(PROGRESS_FEATURES)), np.nan)
     some = closed > 0
     count = closed[some]
     last = track.values[count - 1]
-    mean = np.cumsum(track.values, axis=0)[count - 1] / count[:, None]
+    sums = np.cumsum(track.values[: closed.max(initial=0)], axis=0)
+    mean = sums[count - 1] / count[:, None]
     newlines = mean[:, _NEWLINE] * count * track.stride
     derived = (last[:, 0] - mean[:, 0], last[:, 1] - mean[:, 1], count, newlines, named - newlines)
     out[some, :_NUM_RECORD_FIELDS] = last

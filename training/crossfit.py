@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from contracts.runs import DecodeRun
@@ -15,7 +15,7 @@ from training.rows import training_set
 
 
 def crossfit(
-    runs: Sequence[DecodeRun],
+    runs: Iterable[DecodeRun],
     family: str,
     *,
     num_folds: int = 5,
@@ -30,6 +30,7 @@ def crossfit(
     With ``out_dir``, fold f is saved as a checkpoint in ``out_dir/fold-f``. ``on_fold(done,
     num_folds)`` is called after each. Deterministic in (runs, family, settings, seed).
     """
+    runs = list(runs)
     chosen = settings or find_family(family).settings()
     fold_of = crossfit_folds(runs, num_folds=num_folds, seed=seed)
     signals: list[Predictor] = []

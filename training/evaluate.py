@@ -103,7 +103,7 @@ def unseen_runs(predictor: Predictor, runs: Sequence[DecodeRun]) -> list[DecodeR
 
 def evaluate(
     signals: Sequence[RemainingSignal],
-    runs: Sequence[DecodeRun],
+    runs: Iterable[DecodeRun],
     *,
     extra_signals: Sequence[RemainingSignal] = (),
     stride: int = 8,
