@@ -61,19 +61,21 @@ def write_task(
     beside = path.parent.parent / "records" / path.name
     with atomic_path(beside) as scratch:
         pq.write_table(pa.table(columns), scratch, compression="zstd")
-    with atomic_path(path) as scratch:
-        pq.write_table(cells_table(cells), scratch, compression="zstd")
+    write_cells(path, cells)
 
 
-def cells_table(cells: Sequence[Cell]) -> Any:
-    """Return the Arrow table of cells, the score's fields beside the cell's own."""
+def write_cells(path: Path, cells: Sequence[Cell]) -> None:
+    """Write cells as one Parquet file, the fields of the score beside the cell's own."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     rows = []
     for cell in cells:
         row = asdict(cell)
-        rows.append(row | row.pop("score"))
-    return pa.Table.from_pylist([{k: v for k, v in row.items() if k != "score"} for row in rows])
+        score = row.pop("score")
+        rows.append(row | score)
+    with atomic_path(path) as scratch:
+        pq.write_table(pa.Table.from_pylist(rows), scratch, compression="zstd")
 
 
 def read_cells(path: Path) -> list[Cell]:

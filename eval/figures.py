@@ -116,7 +116,7 @@ def _quiet(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="x", lw=0.4, alpha=0.5)
     ax.tick_params(labelsize=8)
-    ax.xaxis.label.set_size(8)
+    ax.xaxis.label.set_fontsize(8)
 
 
 def _svg(figure: Figure) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -217,7 +217,7 @@ def run_matrix(
 
     seeds = range(config.first_seed, config.first_seed + config.num_seeds)
     workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
-    paths: Iterator[Path] = workers(delayed(run_seed)(config, seed, out_dir) for seed in seeds)
+    paths = workers(delayed(run_seed)(config, seed, out_dir) for seed in seeds)
     done: list[Path] = []
     for path in paths:
         done.append(path)

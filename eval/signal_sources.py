@@ -8,8 +8,9 @@ from pathlib import Path
 
 from contracts.errors import InvalidInput, LeakageError
 from contracts.runs import DecodeRun
-from contracts.signals import RemainingGrid, RemainingSignal, SignalRequest
+from contracts.signals import RemainingGrid, RemainingSignal, RoutedSignal, SignalRequest
 from oracles.empirical import Clairvoyant, EmpiricalOracle
+from predictors.base import Predictor
 from predictors.registry import load_predictor
 
 NO_SIGNAL = "none"
@@ -18,7 +19,8 @@ NO_SIGNAL = "none"
 @dataclass(frozen=True, slots=True)
 class SignalSource:
     """A named signal of a matrix: ``oracle`` and ``clairvoyant`` are built for each truth set;
-    anything else is a checkpoint (or cross-fit) folder. ``none`` runs a policy without one."""
+    anything else is a folder: a checkpoint, or the ``fold-*`` checkpoints of a cross-fit.
+    ``none`` runs a policy without one."""
 
     name: str
     folder: Path | None = None
@@ -45,7 +47,7 @@ class SignalSource:
         if self.name == NO_SIGNAL:
             return None
         if self.folder is not None:
-            return load_predictor(self.folder)
+            return load_signal(self.name, self.folder, truth)
         if self.name == "clairvoyant":
             return Clairvoyant(truth)
         if not others:
@@ -54,6 +56,34 @@ class SignalSource:
                 "ran once: collect with --repeats 2 or more"
             )
         return EmpiricalOracle(others)
+
+
+def load_signal(name: str, folder: Path, truth: Sequence[DecodeRun]) -> RemainingSignal:
+    """Return the predictor of ``folder`` for requests whose lengths are ``truth``.
+
+    Of a cross-fit, each request is routed to the fold that never saw its prompt. Raises
+    LeakageError when a prompt of ``truth`` was in the training set of every predictor there.
+    """
+    folds = [load_predictor(path) for path in sorted(folder.glob("fold-*"))]
+    predictors = folds or [load_predictor(folder)]
+    prompts = {run.prompt_id: run.prompt_sha256 for run in truth}
+    fold_of = {
+        prompt_id: _unseen_fold(name, predictors, prompt_id, sha256)
+        for prompt_id, sha256 in prompts.items()
+    }
+    return RoutedSignal(name, predictors, fold_of)
+
+
+def _unseen_fold(
+    name: str, predictors: Sequence[Predictor], prompt_id: str, prompt_sha256: str
+) -> int:
+    for index, predictor in enumerate(predictors):
+        if prompt_sha256 not in predictor.excluded_prompts:
+            return index
+    raise LeakageError(
+        f"signal {name!r} was trained on prompt {prompt_id!r}, which this workload runs: "
+        "cross-fit it ('preemptbench train --folds 5'), or simulate other prompts"
+    )
 
 
 def check_pairing(requests: Sequence[SignalRequest], grid: RemainingGrid) -> None:

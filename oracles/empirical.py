@@ -18,7 +18,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
-from contracts.signals import SignalRequest
+from contracts.signals import SignalRequest, signal_request
 from contracts.survival import SurvivalCurve, kaplan_meier
 
 LEVELS = ("prompt", "family", "model", "cap")
@@ -92,7 +92,8 @@ class EmpiricalOracle:
         def alive(curve: SurvivalCurve, rows: IntArray) -> FloatArray:
             now, then = curve(ages[rows]), curve(ages[rows] + horizon[rows])
             known = (now > 0) & (ages[rows] < curve.last_tokens)
-            return np.where(known, then / np.where(now > 0, now, 1.0), np.nan)
+            share: FloatArray = np.where(known, then / np.where(now > 0, now, 1.0), np.nan)
+            return share
 
         answers, _, _ = self._climb(requests, alive)
         inside = horizon < np.maximum(1, caps - ages)
@@ -126,6 +127,25 @@ def leave_one_out(runs: Sequence[DecodeRun], repeat: int) -> EmpiricalOracle:
     return EmpiricalOracle([run for run in runs if run.repeat != repeat])
 
 
+def ladder_shares(runs: Sequence[DecodeRun], stride: int) -> dict[str, int]:
+    """Count which level answers when each repeat is left out in turn, at every ``stride`` tokens
+    of the life of the runs left out: how often a prompt's own runs are exhausted."""
+    counts = dict.fromkeys(LEVELS, 0)
+    for repeat in sorted({run.repeat for run in runs}):
+        truth = [run for run in runs if run.repeat == repeat]
+        if len(truth) == len(runs):
+            return counts
+        lives = [(run, age) for run in truth for age in range(0, run.output_tokens, stride)]
+        requests = [signal_request(run) for run in truth]
+        by_run = {run.run_id: request for run, request in zip(truth, requests, strict=True)}
+        answer = leave_one_out(runs, repeat).answer(
+            [by_run[run.run_id] for run, _ in lives], np.array([age for _, age in lives])
+        )
+        for level, count in answer.provenance().items():
+            counts[level] += count
+    return counts
+
+
 class Clairvoyant:
     """Reads the executing run's own length: an upper bound, never an oracle. Always labelled so."""
 
@@ -139,12 +159,13 @@ class Clairvoyant:
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """The tokens the run will still write; at least 1."""
         try:
-            lengths = np.array([self._length[request.run_id] for request in requests])
+            lengths: IntArray = np.array([self._length[request.run_id] for request in requests])
         except KeyError as missing:
             raise InvalidInput(
                 f"the clairvoyant signal holds no run {missing}: build it from the truth runs"
             ) from None
-        return np.maximum(1.0, lengths - ages.astype(np.float64))
+        left: FloatArray = np.maximum(1.0, lengths - ages.astype(np.float64))
+        return left
 
 
 class _Ask(Protocol):

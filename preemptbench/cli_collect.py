@@ -10,6 +10,7 @@ import click
 
 from oracles.collect import CollectConfig, collect_runs
 from oracles.prompts import read_prompts
+from preemptbench.progress import Bar
 from traces.bundled import bundled_prompts
 
 _DEFAULTS = CollectConfig()
@@ -86,18 +87,24 @@ def collect(
     )
     prompts = read_prompts(prompts_path or bundled_prompts())[:limit]
     lm = load_model(model, gguf_file=gguf_file, revision=revision, dtype=dtype, device=device)
-    progress = _Progress()
-    try:
-        runs = collect_runs(lm, prompts, out_dir, config, progress)
-    except KeyboardInterrupt:
-        progress.close()
-        click.echo(
-            f"interrupted: {progress.done} of {progress.total} runs are safe in {out_dir}; "
-            "run the same command again to go on",
-            err=True,
-        )
-        raise
-    progress.close()
+    new_tokens = 0
+    with Bar("run", "collect") as bar:
+
+        def on_batch(done: int, total: int, tokens: int) -> None:
+            nonlocal new_tokens
+            new_tokens += tokens
+            bar.update(done, total, f"{new_tokens / max(bar.elapsed_s, 1e-9):.0f} tokens/s")
+
+        try:
+            runs = collect_runs(lm, prompts, out_dir, config, on_batch)
+        except KeyboardInterrupt:
+            click.echo(
+                f"\ninterrupted: {bar.done} of {bar.total} runs are safe in {out_dir}; "
+                "run the same command again to go on",
+                err=True,
+            )
+            raise
+        tokens_per_s = new_tokens / max(bar.elapsed_s, 1e-9)
     path = out_dir / "runs.parquet"
     write_runs(runs, path, {"collection": json.loads((out_dir / "collection.json").read_text())})
     capped = sum(run.event_observed is False for run in runs) / len(runs)
@@ -105,15 +112,15 @@ def collect(
         "runs": len(runs),
         "path": str(path),
         "censored_share": capped,
-        "new_tokens": progress.tokens,
-        "tokens_per_s": progress.tokens_per_s,
+        "new_tokens": new_tokens,
+        "tokens_per_s": tokens_per_s,
     }
     if as_json:
         click.echo(json.dumps(facts))
         return
     click.echo(
         f"{len(runs)} runs in {path}; {capped:.1%} were cut at {max_new_tokens} tokens; "
-        f"{progress.tokens} new tokens at {progress.tokens_per_s:.0f} tokens/s"
+        f"{new_tokens} new tokens at {tokens_per_s:.0f} tokens/s"
     )
 
 
@@ -124,32 +131,3 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise click.BadParameter(
             f"{text!r} is not a list of whole numbers such as 32,16,8", param_hint="--batch-sizes"
         ) from None
-
-
-class _Progress:
-    """A bar over runs with tokens/s; it counts even when nobody watches."""
-
-    def __init__(self) -> None:
-        self.done = self.total = self.tokens = 0
-        self._bar: Any = None
-
-    def __call__(self, done: int, total: int, tokens: int) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None:
-            self._bar = tqdm(total=total, initial=done, unit="run", desc="collect")
-        self.done, self.total = done, total
-        self.tokens += tokens
-        self._bar.set_postfix_str(f"{self.tokens_per_s:.0f} tokens/s", refresh=False)
-        self._bar.update(done - self._bar.n)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens generated in this start, per second of wall time."""
-        elapsed = self._bar.format_dict["elapsed"] if self._bar is not None else 0.0
-        return float(self.tokens / elapsed) if elapsed > 0 else 0.0
-
-    def close(self) -> None:
-        """Leave the bar on the screen as it stands."""
-        if self._bar is not None:
-            self._bar.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from preemptbench.demo import PRESSURES, demo_matrix
+from preemptbench.progress import Bar
 from traces.bundled import bundled_runs
 
 
@@ -42,8 +43,10 @@ from traces.bundled import bundled_runs
     + ", ".join(str(pressure.num_blocks) for pressure in PRESSURES)
     + ".",
 )
-@click.option("--rate", type=float, help="Arrivals a second.")
-@click.option("--deadline", type=float, help="Seconds after arrival.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Arrivals a second.")
+@click.option(
+    "--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds after arrival."
+)
 @click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
@@ -79,17 +82,17 @@ def simulate(
     pressures = tuple(Pressure(f"{n} blocks", n) for n in blocks) or PRESSURES
     names = tuple(dict.fromkeys((BASELINE, *policies)))
     config = demo_matrix(runs_path, {}, num_seeds=seeds, policies=names, pressures=pressures)
-    given = {"rate_per_s": rate, "deadline_s": deadline, "num_tagged": tagged, "profile": profile}
     sources = (NO_SIGNAL, *(signals or ("oracle",)))
     config = replace(
         config,
         signals=tuple(SignalSource.parse(text) for text in sources),
-        **{name: value for name, value in given.items() if value is not None},
+        rate_per_s=rate or config.rate_per_s,
+        deadline_s=deadline or config.deadline_s,
+        num_tagged=tagged or config.num_tagged,
+        profile=profile or config.profile,
     )
-    with click.progressbar(
-        length=seeds, label="seeds", file=click.get_text_stream("stderr")
-    ) as bar:
-        cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=lambda *_: bar.update(1))
+    with Bar("seed") as bar:
+        cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
     rows = summarise(cells)
     if as_json:
         click.echo(json.dumps({"rows": [asdict(row) for row in rows]}))

@@ -6,11 +6,22 @@ pressure; rate and deadline are scaled to short outputs.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from eval.matrix import MatrixConfig, Pressure
+from contracts.runs import DecodeRun
+from contracts.signals import RemainingSignal
+from eval.cells import Cell, write_cells
+from eval.matrix import MatrixConfig, Pressure, offered_kv_load, run_matrix
+from eval.signal_quality import SignalQuality
 from eval.signal_sources import NO_SIGNAL, SignalSource
+from eval.summary import SummaryRow, summarise
 from serving_sim.config import EngineConfig
+from traces.describe import LengthSummary, describe_runs
+from traces.runlog import RunLog, read_runs
 
 NUM_FOLDS = 5
 PREDICTORS = ("age-km", "countdown", "gbm-hazard")
@@ -28,7 +39,7 @@ POLICIES = (
     "longest-remaining",
     "shortest-remaining",
 )
-PRESSURES = (Pressure("low", 241), Pressure("medium", 181), Pressure("high", 141))
+PRESSURES = (Pressure("low", 221), Pressure("medium", 191), Pressure("high", 161))
 
 
 def demo_matrix(
@@ -53,9 +64,103 @@ def demo_matrix(
         engine=EngineConfig(num_blocks=2, max_num_seqs=64, max_num_batched_tokens=2048),
         profile="rtx4090-llama-3.1-8b",
         num_seeds=num_seeds,
-        rate_per_s=4.0,
-        num_warmup=40,
-        num_tagged=160,
-        num_filler=120,
-        deadline_s=12.0,
+        rate_per_s=10.0,
+        num_warmup=30,
+        num_tagged=120,
+        num_filler=100,
+        deadline_s=8.0,
     )
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """Everything the demo found, for the printed table and the report."""
+
+    log: RunLog
+    config: MatrixConfig
+    lengths: list[LengthSummary]
+    families: list[LengthSummary]
+    provenance: dict[str, int]
+    quality: list[SignalQuality]
+    load: dict[str, float]
+    cells: list[Cell]
+    rows: list[SummaryRow]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Wall time of each stage, by name; ``say`` hears of every stage as it begins."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._say = say
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time the block under ``name``."""
+        self._say(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+
+def run_demo(
+    runs_path: Path,
+    out_dir: Path,
+    *,
+    num_seeds: int = 10,
+    num_jobs: int = -1,
+    say: Callable[[str], None] = lambda _: None,
+    on_seed: Callable[[int, int], None] | None = None,
+) -> DemoResult:
+    """Run the whole job on one run log and return what it found; cells resume from ``out_dir``."""
+    watch = Stopwatch(say)
+    with watch.stage("read and describe the run log"):
+        log = read_runs(runs_path)
+        runs = list(log)
+        lengths, families = describe_runs(log), describe_runs(log, by_family=True)
+    with watch.stage(f"cross-fit {', '.join(PREDICTORS)} ({NUM_FOLDS} folds of prompts)"):
+        folders = {name: out_dir / "checkpoints" / name for name in PREDICTORS}
+        signals = _crossfit(runs, folders)
+    with watch.stage("score the signals on held-out prompts"):
+        quality, provenance = _score(runs, signals)
+    config = demo_matrix(
+        runs_path, {name: folders[name] for name in MATRIX_PREDICTORS}, num_seeds=num_seeds
+    )
+    num_cells = len(config.crossings()) * len(config.pressures) * num_seeds
+    with watch.stage(f"simulate {num_cells} cells"):
+        cells = run_matrix(config, out_dir, num_jobs=num_jobs, on_seed=on_seed)
+    write_cells(out_dir / "cells.parquet", cells)
+    return DemoResult(
+        log=log,
+        config=config,
+        lengths=lengths,
+        families=families,
+        provenance=provenance,
+        quality=quality,
+        load=offered_kv_load(config, runs),
+        cells=cells,
+        rows=summarise(cells),
+        seconds=watch.seconds,
+    )
+
+
+def _crossfit(runs: list[DecodeRun], folders: dict[str, Path]) -> list[RemainingSignal]:
+    from training.crossfit import crossfit
+
+    return [
+        crossfit(runs, name, num_folds=NUM_FOLDS, out_dir=folder)
+        for name, folder in folders.items()
+    ]
+
+
+def _score(
+    runs: list[DecodeRun], signals: list[RemainingSignal]
+) -> tuple[list[SignalQuality], dict[str, int]]:
+    """Score the cross-fitted signals between floors and ceiling, and say which level of the
+    oracle's ladder answers at the ages a run lives through."""
+    from oracles.empirical import Clairvoyant, ladder_shares
+    from training.evaluate import LeaveOneOut, evaluate
+
+    quality = evaluate(signals, runs, extra_signals=(LeaveOneOut(runs), Clairvoyant(runs)))
+    return quality, ladder_shares(runs, stride=8)

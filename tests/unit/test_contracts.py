@@ -1,4 +1,4 @@
-"""The nouns: keyed randomness, progress signals against their slow definition, grids, conformance."""
+"""The nouns: keyed randomness, progress signals against a slow twin, grids, conformance."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from traces.runlog import read_runs, write_runs
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> MatrixConfig:
     runs = tmp_path_factory.mktemp("runs") / "runs.parquet"
-    write_runs(synthetic_runs(num_prompts=20, repeats=3, seed=2, max_new_tokens=120), runs, {})
+    write_runs(synthetic_runs(num_prompts=20, repeats=3, seed=2, cap_tokens=120), runs, {})
     config = demo_matrix(
         runs,
         {},

@@ -75,7 +75,7 @@ def test_unseen_prompt_backs_off_visibly() -> None:
 
 def test_k_of_one_works_and_is_exhausted_about_half_of_the_time() -> None:
     """A fresh run outlives a single earlier one with probability 1/2 (exchangeability)."""
-    runs = synthetic_runs(num_prompts=400, repeats=2, seed=3, max_new_tokens=4000)
+    runs = synthetic_runs(num_prompts=400, repeats=2, seed=3, cap_tokens=4000)
     oracle = EmpiricalOracle([run for run in runs if run.repeat == 0])
     assert oracle.name == "oracle-1"
     truth = [run for run in runs if run.repeat == 1 and run.output_tokens > 1]
