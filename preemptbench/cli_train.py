@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from traces.bundled import bundled_runs
 from training.options import train_options
 
 
@@ -16,18 +17,24 @@ def train(
     family: str | None,
     runs: Path,
     out: Path | None,
+    folds: int | None,
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Fit a length predictor on a run log, score it on held-out prompts, write a checkpoint."""
     from training.fit import run_fit
 
-    run_fit(config, family, runs, out, assignments, as_json)
+    run_fit(config, family, runs, out, folds, assignments, as_json)
 
 
 @click.command()
 @click.option("--checkpoint", type=click.Path(path_type=Path), required=True, help="Its folder.")
-@click.option("--runs", type=click.Path(path_type=Path), required=True, help="Run log to score on.")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=bundled_runs,
+    help="Run log to score on. Default: the bundled one.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the running sets.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def score(checkpoint: Path, runs: Path, seed: int, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.base import Predictor
 from traces.runlog import RunLog
 from traces.split import split_runs
+from training.crossfit import crossfit
 from training.evaluate import LeaveOneOut, evaluate, has_repeats
 from training.options import train_options
 from training.recipe import Recipe, default_recipe, read_recipe, with_overrides
@@ -59,6 +60,31 @@ def fit_recipe(
     return FitResult(predictor, tuple(scores), len(train), len(test))
 
 
+def crossfit_recipe(
+    log: RunLog,
+    recipe: Recipe,
+    num_folds: int,
+    out_dir: Path | None,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[SignalQuality, ...]:
+    """Fit once for each fold of prompts, save ``out_dir/fold-*``, and score every run by the
+    fold that never saw its prompt."""
+    runs = list(log)
+    say(f"cross-fitting {recipe.family} on {len(runs)} runs in {num_folds} folds of prompts")
+    signal = crossfit(
+        runs,
+        recipe.family,
+        num_folds=num_folds,
+        seed=recipe.seed,
+        out_dir=out_dir,
+        settings=recipe.settings,
+        num_threads=recipe.num_threads,
+    )
+    say("scoring every run by the fold that never saw its prompt")
+    scores = evaluate([signal], runs, extra_signals=ceilings(runs, ()), seed=recipe.seed)
+    return tuple(scores)
+
+
 def ceilings(test: Sequence[DecodeRun], train: Sequence[DecodeRun]) -> list[RemainingSignal]:
     """Return oracle-K leave-one-out over the whole log, or nothing without repeats in ``test``."""
     return [LeaveOneOut([*train, *test])] if has_repeats(test) else []
@@ -77,6 +103,7 @@ def run_fit(
     family: str | None,
     runs: Path,
     out: Path | None,
+    folds: int | None,
     assignments: Sequence[str],
     as_json: bool,
 ) -> None:
@@ -86,15 +113,20 @@ def run_fit(
         click.echo(text, err=True)
 
     recipe = chosen_recipe(config, family, assignments)
-    result = fit_recipe(read_run_log(runs), recipe, say)
-    metrics = [score.as_row() for score in result.scores]
+    log = read_run_log(runs)
+    if folds is not None:
+        scores = crossfit_recipe(log, recipe, folds, out, say)
+    else:
+        result = fit_recipe(log, recipe, say)
+        scores = result.scores
+        if out is not None:
+            result.predictor.save_pretrained(out, [score.as_row() for score in scores])
     if out is not None:
-        result.predictor.save_pretrained(out, metrics)
         say(f"wrote {out}")
     if as_json:
-        click.echo(scores_json(result.scores, family=recipe.family, out=str(out) if out else None))
-    elif result.scores:
-        click.echo(quality_table(result.scores))
+        click.echo(scores_json(scores, family=recipe.family, out=str(out) if out else None))
+    elif scores:
+        click.echo(quality_table(scores))
 
 
 def scores_json(scores: Sequence[SignalQuality], **more: str | None) -> str:
@@ -113,12 +145,13 @@ def main(
     family: str | None,
     runs: Path,
     out: Path | None,
+    folds: int | None,
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Fit one predictor on a run log and write its checkpoint."""
     try:
-        run_fit(config, family, runs, out, assignments, as_json)
+        run_fit(config, family, runs, out, folds, assignments, as_json)
     except PreemptBenchError as error:
         raise click.ClickException(str(error)) from None
 

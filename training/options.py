@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from traces.bundled import bundled_runs
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -16,8 +18,16 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.option("--config", type=_PATH, help="A TOML recipe (training/recipes/ has three)."),
         click.option("--family", help="A predictor family, with its default recipe."),
-        click.option("--runs", type=_PATH, required=True, help="Run log: Parquet, or a shard."),
+        click.option(
+            "--runs", type=_PATH, default=bundled_runs,
+            help="Run log: Parquet, or a shard. Default: the bundled one.",
+        ),
         click.option("--out", type=_PATH, help="Checkpoint folder to write."),
+        click.option(
+            "--folds", type=click.IntRange(min=2),
+            help="Cross-fit: one checkpoint for each fold of prompts, so that every prompt of the "
+            "log can be simulated with a predictor that never saw it.",
+        ),
         click.option(
             "--set", "assignments", multiple=True, metavar="KEY=VALUE",
             help="Change one value of the recipe, e.g. settings.boosting.num_trees=300.",
