@@ -20,8 +20,8 @@ class Section:
 
 
 def write_report(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page. ``lead`` is plain text, a paragraph a line; section bodies are HTML of :func:`table`,
-    :func:`paragraph`, :func:`figure` or of your own."""
+    """Write the page. ``lead`` is plain text, a paragraph a line; section bodies are HTML of
+    :func:`table`, :func:`paragraph`, :func:`figure` or of your own."""
     body = "\n".join(
         f"<section><h2>{html.escape(s.title)}</h2>{s.body}</section>" for s in sections
     )

