@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -194,6 +195,7 @@ def generate_batch(
 ) -> list[Generation]:
     """Decode ``prompts`` greedily as one batch until every row ended or met the cap."""
     import torch
+    from transformers import DynamicCache
 
     started = time.perf_counter()
     encoded = lm.tokenizer(
@@ -205,6 +207,8 @@ def generate_batch(
     mask = encoded["attention_mask"]
     _check_context(lm, int(mask.shape[1]) + max_new_tokens)
     rows = [_Row(lm, stride, int(count)) for count in mask.sum(1).tolist()]
+    cache = DynamicCache(config=lm.model.config)
+    reuse = {_cache_argument(lm.model): cache, "use_cache": True}
     alive = list(range(len(rows)))
     with torch.inference_mode():
         positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -212,8 +216,8 @@ def generate_batch(
             input_ids=encoded["input_ids"],
             attention_mask=mask,
             position_ids=positions,
-            use_cache=True,
             logits_to_keep=1,
+            **reuse,
         )
         positions = positions[:, -1:]
         while True:
@@ -226,7 +230,6 @@ def generate_batch(
             keep = [j for j, index in enumerate(alive) if rows[index].finish_reason is None]
             if not keep:
                 return [row.generation() for row in rows]
-            cache = out.past_key_values
             if len(keep) <= _COMPACT_BELOW * len(alive):
                 chosen = torch.tensor(keep, device=mask.device)
                 cache.batch_select_indices(chosen)
@@ -238,9 +241,13 @@ def generate_batch(
                 input_ids=token[:, None],
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
+                **reuse,
             )
+
+
+def _cache_argument(model: Any) -> str:
+    """Return what forward() calls its cache: transformers renamed it in 5.x."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
