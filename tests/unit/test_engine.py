@@ -105,12 +105,18 @@ def test_a_request_cut_by_the_model_length() -> None:
 
 
 def test_no_progress_is_explained() -> None:
-    config = EngineConfig(num_blocks=64, max_num_batched_tokens=1, max_idle_steps=10)
+    """Two prompts that do not fit together evict each other before either has a token."""
+    jobs = workload([64, 64], [4, 4], cap=4)
+    config = EngineConfig(
+        num_blocks=11, block_size=8, max_num_batched_tokens=16, max_idle_steps=50,
+        enable_prefix_caching=False, reserve_full_isl=False, long_prefill_token_threshold=8,
+    )  # fmt: skip
     with pytest.raises(NoProgressError) as caught:
-        simulate(workload([100], [5]), config, SECOND)
+        simulate(jobs, config, SECOND, get_policy("fifo"))
     message = str(caught.value)
-    for part in ("in 11 steps", "max_idle_steps = 10", "a (11/100 tokens", "another policy"):
+    for part in ("in 51 steps", "max_idle_steps = 50", "2 running [a (", "another policy"):
         assert part in message
+    assert simulate(jobs, config, SECOND, get_policy("lifo")).drained
 
 
 def test_waiting_fillers_do_not_keep_a_run_alive() -> None:
@@ -126,6 +132,16 @@ def test_drain_bounds_the_wait() -> None:
     assert not result.drained
     (record,) = result.records
     assert (record.state, record.output_tokens, record.censor_s) == ("unfinished", 10, 10.0)
+
+
+def test_waiting_is_counted_up_to_the_end_of_the_run() -> None:
+    jobs = workload([8, 8, 8], [20, 20, 20], [0.0, 0.0, 5.0], cap=20)
+    config = replace(TIGHT, max_num_seqs=2, drain_s=13.5)
+    result = simulate(jobs, config, SECOND)
+    _, evicted, queued = result.records
+    assert result.end_s == 19.0
+    assert (evicted.num_preemptions, evicted.preempted_s, evicted.queued_s) == (1, 2.0, 0.0)
+    assert (queued.first_scheduled_s, queued.preempted_s, queued.queued_s) == (None, 0.0, 14.0)
 
 
 def grid(jobs: Workload) -> RemainingGrid:
@@ -158,6 +174,20 @@ def test_what_a_policy_is_shown() -> None:
     assert views.remaining_upper.tolist() == [23.0, 23.0]
     assert views.draw.tolist() == [keyed_uniform(5, "policy-draw", name, 0) for name in "ab"]
     assert [record.deadline_seen for record in result.records] == [10.0, 10.0]
+
+
+def test_a_request_draws_anew_after_each_preemption() -> None:
+    rows: set[tuple[int, int, float]] = set()
+
+    def watch(views: RunningViews) -> np.ndarray:
+        names, preemptions = views.request_id.tolist(), views.num_preemptions.tolist()
+        rows.update(zip(names, preemptions, views.draw.tolist(), strict=True))
+        return views.draw
+
+    simulate(workload([8] * 6, [30] * 6, cap=30), TIGHT, SECOND, Policy("watch", watch), seed=3)
+    assert max(preemptions for _, preemptions, _ in rows) > 1
+    for index, preemptions, draw in rows:
+        assert draw == keyed_uniform(3, "policy-draw", "abcdef"[index], preemptions)
 
 
 def test_an_undeclared_column_is_nan() -> None:
