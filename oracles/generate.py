@@ -75,7 +75,7 @@ def load_model(
         import transformers
     except ImportError as error:
         raise missing_dependency(error.name or "torch", "collect", "collect") from None
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     name = model
     if model == BUNDLED_MODEL:
         model, gguf_file, name, revision_note = _bundled_smollm2()

@@ -39,7 +39,7 @@ POLICIES = (
     "longest-remaining",
     "shortest-remaining",
 )
-PRESSURES = (Pressure("low", 221), Pressure("medium", 191), Pressure("high", 161))
+PRESSURES = (Pressure("low", 281), Pressure("medium", 231), Pressure("high", 201))
 
 
 def demo_matrix(
@@ -65,8 +65,8 @@ def demo_matrix(
         profile="rtx4090-llama-3.1-8b",
         num_seeds=num_seeds,
         rate_per_s=10.0,
-        num_warmup=30,
-        num_tagged=120,
+        num_warmup=60,
+        num_tagged=400,
         num_filler=100,
         deadline_s=8.0,
     )
