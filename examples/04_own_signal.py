@@ -27,16 +27,16 @@ class PromptLength:  # a naive guess: three output tokens for each prompt token,
 
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         caps, prompts = np.array([(r.max_tokens, r.prompt_tokens) for r in requests]).T
-        return np.clip(3.0 * prompts - ages, 1.0, np.maximum(1, caps - ages))
+        return np.asarray(np.clip(3.0 * prompts - ages, 1.0, np.maximum(1, caps - ages)))
 
 
 path = Path(sys.argv[1]) if len(sys.argv) > 1 else bundled_runs()
 runs = [run for run in read_runs(path) if run.repeat == 0]
 check_signal(PromptLength(), runs)
-load = {"rate_per_s": 10.0, "num_warmup": 30, "num_tagged": 120, "num_filler": 100}
-workload = build_workload(runs, seed=0, deadline_s=8.0, name="own-signal", **load)
+sizes = {"num_warmup": 30, "num_tagged": 120, "num_filler": 100}
+workload = build_workload(runs, rate_per_s=10.0, seed=0, deadline_s=8.0, name="own-signal", **sizes)
 asked = {run.run_id: signal_request(run) for run in runs}
-grid = build_grid(PromptLength(), [asked[run_id] for run_id in workload.run_ids])
+grid = build_grid(PromptLength(), [asked[run_id] for run_id in workload.run_ids or ()])
 engine = EngineConfig(num_blocks=161, max_num_batched_tokens=2048, drain_s=8.0)
 profile = load_profile("rtx4090-llama-3.1-8b")
 for name in ("lifo", "longest-remaining"):  # lifo reads no signal: the grid changes nothing

@@ -29,8 +29,8 @@ OWN = Policy("spare-the-evicted", spare_the_evicted)
 path = Path(sys.argv[1]) if len(sys.argv) > 1 else bundled_runs()
 check_policy(OWN)
 runs = [run for run in read_runs(path) if run.repeat == 0]
-load = {"rate_per_s": 10.0, "num_warmup": 30, "num_tagged": 120, "num_filler": 100}
-workload = build_workload(runs, seed=0, deadline_s=8.0, name="own-policy", **load)
+sizes = {"num_warmup": 30, "num_tagged": 120, "num_filler": 100}
+workload = build_workload(runs, rate_per_s=10.0, seed=0, deadline_s=8.0, name="own-policy", **sizes)
 engine = EngineConfig(num_blocks=161, max_num_batched_tokens=2048, drain_s=8.0)
 profile = load_profile("rtx4090-llama-3.1-8b")
 for policy in (get_policy("lifo"), get_policy("largest-kv"), OWN):
