@@ -219,6 +219,8 @@ def run_matrix(
     workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
     paths = workers(delayed(run_seed)(config, seed, out_dir) for seed in seeds)
     done: list[Path] = []
+    if on_seed is not None:
+        on_seed(0, config.num_seeds)
     for path in paths:
         done.append(path)
         if on_seed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +15,31 @@ from predictors.base import Predictor
 from predictors.registry import load_predictor
 
 NO_SIGNAL = "none"
+_ORACLE = re.compile(r"oracle(?:-([1-9][0-9]*))?")
 
 
 @dataclass(frozen=True, slots=True)
 class SignalSource:
-    """A named signal of a matrix: ``oracle`` and ``clairvoyant`` are built for each truth set;
-    anything else is a folder: a checkpoint, or the ``fold-*`` checkpoints of a cross-fit.
-    ``none`` runs a policy without one."""
+    """A named signal of a matrix.
+
+    ``oracle`` (of all other repeats), ``oracle-4`` (of four of them) and ``clairvoyant`` are built
+    for each truth set; ``none`` runs a policy without a signal; anything else is a folder: a
+    checkpoint, or the ``fold-*`` checkpoints of a cross-fit.
+    """
 
     name: str
     folder: Path | None = None
 
     @staticmethod
     def parse(text: str) -> SignalSource:
-        """Read ``none``, ``oracle``, ``clairvoyant``, ``FOLDER`` or ``name=FOLDER``."""
-        if text in (NO_SIGNAL, "oracle", "clairvoyant"):
+        """Read ``none``, ``oracle``, ``oracle-K``, ``clairvoyant`` or ``[name=]FOLDER``."""
+        if text in (NO_SIGNAL, "clairvoyant") or _ORACLE.fullmatch(text):
             return SignalSource(text)
         name, _, folder = text.rpartition("=")
         path = Path(folder)
         if not path.is_dir():
             raise InvalidInput(
-                f"signal {text!r} is neither none, oracle, clairvoyant nor a checkpoint folder: "
+                f"signal {text!r} is neither none, oracle, oracle-K, clairvoyant nor a folder: "
                 "train one with 'preemptbench train' and give its folder"
             )
         return SignalSource(name or path.name, path)
@@ -50,12 +55,24 @@ class SignalSource:
             return load_signal(self.name, self.folder, truth)
         if self.name == "clairvoyant":
             return Clairvoyant(truth)
-        if not others:
-            raise InvalidInput(
-                "an oracle needs runs that are not the truth, but every prompt of this run log "
-                "ran once: collect with --repeats 2 or more"
-            )
-        return EmpiricalOracle(others)
+        return _oracle(self.name, truth, others)
+
+
+def _oracle(name: str, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]) -> EmpiricalOracle:
+    """Build ``oracle`` or ``oracle-K`` from the repeats that come after the truth's, cyclically."""
+    match = _ORACLE.fullmatch(name)
+    if match is None:
+        raise InvalidInput(f"signal {name!r} names no folder and is not an oracle")
+    repeats = sorted({run.repeat for run in others})
+    wanted = int(match[1] or len(repeats))
+    if not 0 < wanted <= len(repeats):
+        raise InvalidInput(
+            f"signal {name!r} needs {max(wanted, 1)} repeats that are not the truth; this run log "
+            f"has {len(repeats)}: collect with --repeats {max(wanted, 1) + 1} or more"
+        )
+    first = truth[0].repeat
+    chosen = sorted(repeats, key=lambda repeat: (repeat < first, repeat))[:wanted]
+    return EmpiricalOracle([run for run in others if run.repeat in chosen], name)
 
 
 def load_signal(name: str, folder: Path, truth: Sequence[DecodeRun]) -> RemainingSignal:

@@ -46,6 +46,7 @@ def demo_matrix(
     runs: Path,
     checkpoints: dict[str, Path],
     *,
+    oracle: str = "oracle",
     num_seeds: int = 10,
     policies: tuple[str, ...] = POLICIES,
     pressures: tuple[Pressure, ...] = PRESSURES,
@@ -57,7 +58,7 @@ def demo_matrix(
         signals=(
             SignalSource(NO_SIGNAL),
             *(SignalSource(name, folder) for name, folder in checkpoints.items()),
-            SignalSource("oracle"),
+            SignalSource(oracle),
             SignalSource("clairvoyant"),
         ),
         pressures=pressures,
@@ -125,7 +126,10 @@ def run_demo(
     with watch.stage("score the signals on held-out prompts"):
         quality, provenance = _score(runs, signals)
     config = demo_matrix(
-        runs_path, {name: folders[name] for name in MATRIX_PREDICTORS}, num_seeds=num_seeds
+        runs_path,
+        {name: folders[name] for name in MATRIX_PREDICTORS},
+        oracle=f"oracle-{max(run.repeat for run in runs)}",
+        num_seeds=num_seeds,
     )
     num_cells = len(config.crossings()) * len(config.pressures) * num_seeds
     with watch.stage(f"simulate {num_cells} cells"):

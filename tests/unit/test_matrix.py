@@ -128,6 +128,14 @@ def test_bad_names_and_damaged_results_are_one_message(
         replace(config, policies=("longest-remainin",))
     with pytest.raises(InvalidInput, match="neither none, oracle"):
         SignalSource.parse("orcale")
+    runs = list(read_runs(config.runs))
+    truth = [run for run in runs if run.repeat == 1]
+    others = [run for run in runs if run.repeat != 1]
+    one = SignalSource.parse("oracle-1").build(truth, others)
+    assert one is not None
+    assert one.source_run_ids == {run.run_id for run in runs if run.repeat == 2}
+    with pytest.raises(InvalidInput, match="collect with --repeats 4"):
+        SignalSource.parse("oracle-3").build(truth, others)
     path = run_seed(config, 0, tmp_path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InvalidInput, match="delete it"):
