@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from contracts.files import atomic_write_text
 from eval.figures import breach_and_gap, forest, lengths_by_family
 from eval.report import Section, figure, paragraph, summary_tables, table, write_report
 from eval.signal_quality import SignalQuality, quality_table
@@ -75,8 +76,10 @@ def verdict(rows: Sequence[SummaryRow]) -> str:
 
 
 def write_demo_report(result: DemoResult, path: Path) -> Path:
-    """Write the report page and return its path."""
+    """Write the report page, and its first figure beside it; return the page's path."""
     config = result.config
+    forest_svg = forest(result.rows)
+    atomic_write_text(path.with_name("forest.svg"), forest_svg)
     write_report(
         path,
         TITLE,
@@ -85,7 +88,7 @@ def write_demo_report(result: DemoResult, path: Path) -> Path:
             Section(
                 "Difference to LIFO",
                 figure(
-                    forest(result.rows),
+                    forest_svg,
                     "Paired difference in breach to LIFO on the same seeds, with a 95 % t interval "
                     f"over {config.num_seeds} seeds. Left of the line is better than LIFO; filled "
                     "points exclude 0. Grey: policies that read no signal.",
