@@ -56,7 +56,7 @@ def summary_tables(rows: Sequence[SummaryRow]) -> str:
     """Return one table for each pressure, with the outcome counts that add up."""
     head = (
         "policy / signal", "breach", "vs LIFO, pp", "95 % interval", "floor", "completed only",
-        "preempted / 1k", "recompute tax", "met", "late", "failed", "unfinished", "withdrawn",
+        "preempt/1k", "recompute", "met", "late", "failed", "unfinished", "withdrawn",
         "accepted", "rejected",
     )  # fmt: skip
     parts = []
@@ -103,8 +103,8 @@ h1 { font-size: 1.6rem; margin-bottom: .3rem } h2 { font-size: 1.2rem; margin-to
 h3 { font-size: 1rem; margin-bottom: .2rem } .lead { max-width: 62rem; margin: .4rem 0 }
 p { max-width: 60rem } figure { margin: 1rem 0 } figure svg { max-width: 100%; height: auto }
 figcaption { color: var(--soft); font-size: .9rem; max-width: 60rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem }
-th, td { padding: .2rem .5rem; border-bottom: 1px solid var(--line); text-align: right;
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .82rem }
+th, td { padding: .2rem .35rem; border-bottom: 1px solid var(--line); text-align: right;
          white-space: nowrap; font-variant-numeric: tabular-nums }
 th:first-child, td:first-child { text-align: left } thead th { border-bottom: 2px solid var(--ink) }
 </style></head><body>

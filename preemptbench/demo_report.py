@@ -64,7 +64,7 @@ def verdict(rows: Sequence[SummaryRow]) -> str:
         lower = sum(r.difference is not None and r.difference.high < 0 for r in here)
         higher = sum(r.difference is not None and r.difference.low > 0 for r in here)
         lines.append(
-            f"{pressure}: LIFO breaches {lifo.breach:.1%}; least is {best.label} with "
+            f"KV pressure {pressure}: LIFO breaches {lifo.breach:.1%}; least is {best.label} with "
             f"{best.breach:.1%} ({d.mean:+.1f} pp, {d.low:+.1f} to {d.high:+.1f}); of {len(here)} "
             f"alternatives {lower} lie below LIFO and {higher} above (interval excludes 0)."
         )
