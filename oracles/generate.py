@@ -87,9 +87,9 @@ def load_model(
     kwargs = {"gguf_file": gguf_file, "revision": None if model != name else revision}
     tokenizer = transformers.AutoTokenizer.from_pretrained(model, **kwargs)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype=getattr(torch, dtype), **kwargs
+        model, dtype=getattr(torch, dtype), device_map={"": target}, **kwargs
     )
-    loaded = loaded.to(target).eval()
+    loaded.eval()
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
 from preemptbench.progress import Bar
 from traces.bundled import bundled_runs
@@ -75,10 +76,12 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
-    from eval.matrix import Pressure, run_matrix
+    from eval.matrix import Pressure, find_policy, run_matrix
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise
 
+    for name in policies:
+        check_policy(find_policy(name))
     pressures = tuple(Pressure(f"{n} blocks", n) for n in blocks) or PRESSURES
     names = tuple(dict.fromkeys((BASELINE, *policies)))
     config = demo_matrix(runs_path, {}, num_seeds=seeds, policies=names, pressures=pressures)

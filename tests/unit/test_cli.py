@@ -63,6 +63,19 @@ def test_unknown_policy_offers_the_nearest(run_log: Path, tmp_path: Path) -> Non
     _one_message(done, "unknown policy 'longest-remainin'", "did you mean 'longest-remaining'?")
 
 
+def test_a_policy_that_breaks_its_contract_is_named_before_anything_runs(
+    run_log: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("from random import random\n\ndef pick(view):\n    return random()\n")
+    done = _cli("simulate", "--policy", f"{file}:pick", "--runs", run_log, "--out", tmp_path)
+    _one_message(done, "'pick'", "pure function", "view.draw")
+    done = _cli("simulate", "--policy", f"{file}:pcik", "--runs", run_log, "--out", tmp_path)
+    _one_message(done, "did you mean 'pick'?")
+    done = _cli("simulate", "--policy", "absent.py:pick", "--runs", run_log, "--out", tmp_path)
+    _one_message(done, "absent.py does not exist")
+
+
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
