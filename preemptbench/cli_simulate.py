@@ -109,7 +109,8 @@ def policies(as_json: bool) -> None:
     """List the built-in victim rules and say which read a signal."""
     from serving_sim.policies import get_policy, list_policies
 
-    rows = [(name, get_policy(name)) for name in list_policies()]
+    # a family is listed as name(depth): any depth shows what it reads
+    rows = [(name, get_policy(name.replace("(depth)", "(0.5)"))) for name in list_policies()]
     if as_json:
         click.echo(json.dumps({name: {"reads_signal": p.reads_signal} for name, p in rows}))
         return

@@ -58,6 +58,15 @@ def test_help_names_every_verb() -> None:
         assert f"\n  {verb} " in out
 
 
+def test_policies_lists_every_rule_and_says_which_read_a_signal() -> None:
+    listed = json.loads(_cli("policies", "--json").stdout)
+    assert {"lifo", "priority", "young(depth)", "longest-remaining"} <= set(listed)
+    assert [name for name, facts in listed.items() if facts["reads_signal"]] == [
+        "longest-remaining",
+        "shortest-remaining",
+    ]
+
+
 def test_unknown_policy_offers_the_nearest(run_log: Path, tmp_path: Path) -> None:
     done = _cli("simulate", "--policy", "longest-remainin", "--runs", run_log, "--out", tmp_path)
     _one_message(done, "unknown policy 'longest-remainin'", "did you mean 'longest-remaining'?")
