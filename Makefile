@@ -39,7 +39,7 @@ tests: setup
 	@$(BIN)/python -m pytest --durations=5
 
 bench: setup  ## run the benchmarks (minutes; never part of the tests)
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
+	@for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
 
 clean:  ## remove the environment and all outputs
 	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -139,7 +139,14 @@ def _collect_command(model: Path, out: Path) -> list[str]:
 def test_a_killed_command_loses_nothing_and_goes_on(tiny: Path, tmp_path: Path, how: int) -> None:
     """Kill the real command in the middle (Ctrl-C, kill -9), start it again, get every run once."""
     command, shard = _collect_command(tiny, tmp_path), tmp_path / "shard-0.jsonl"
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # a shell that runs the suite in the background ignores SIGINT, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     limit = time.monotonic() + 120
     while not (shard.exists() and shard.stat().st_size) and process.poll() is None:
         assert time.monotonic() < limit, "the first batch never came"
