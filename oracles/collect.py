@@ -8,17 +8,18 @@ reads the shard, skips what is there, and runs the rest of the same plan.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from contracts.errors import InvalidInput
+from contracts.files import atomic_write_text
 from contracts.randomness import keyed_generator
 from contracts.runs import DecodeRun, make_request_key, sha256_text
 from oracles.generate import Generation, LoadedModel, generate_batch
 from oracles.prompts import Prompt
 from oracles.shards import RunShard, read_shard
+from traces.safe_json import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +165,9 @@ def _check_same_collection(
     )
     path = out_dir / "collection.json"
     if not path.exists():
-        out_dir.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-        os.replace(scratch, path)
+        atomic_write_text(path, json.dumps(identity, indent=1) + "\n")
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
+    before = read_json(path)
     for field, value in identity.items():
         if before.get(field) != value:
             raise InvalidInput(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from contracts.errors import InvalidInput
+from traces.safe_json import iter_jsonl
 
 _FIELDS = ("prompt_id", "benchmark", "family", "prompt")
-_MAX_LINE_CHARS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,35 +24,21 @@ class Prompt:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Read and check a prompt set; raises InvalidInput naming file, line, field and value."""
-    if not path.is_file():
-        raise InvalidInput(f"prompt set {path} does not exist: give --prompts a JSONL file")
-    prompts: list[Prompt] = []
-    seen: set[str] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        prompt = _parse_line(line, f"{path} line {number}")
-        if prompt.prompt_id in seen:
+    prompts: dict[str, Prompt] = {}
+    for number, row in iter_jsonl(path):
+        prompt = _prompt_of(row, f"{path} line {number}")
+        if prompt.prompt_id in prompts:
             raise InvalidInput(
                 f"{path} line {number}: prompt_id {prompt.prompt_id!r} stands there twice; "
                 "ids must be unique"
             )
-        seen.add(prompt.prompt_id)
-        prompts.append(prompt)
+        prompts[prompt.prompt_id] = prompt
     if not prompts:
         raise InvalidInput(f"{path} holds no prompt: write one JSON object a line")
-    return prompts
+    return list(prompts.values())
 
 
-def _parse_line(line: str, where: str) -> Prompt:
-    if len(line) > _MAX_LINE_CHARS:
-        raise InvalidInput(f"{where} has {len(line)} characters; the bound is {_MAX_LINE_CHARS}")
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInput(f"{where} is not JSON ({error}): write one object a line") from None
-    if not isinstance(row, dict):
-        raise InvalidInput(f"{where} is a {type(row).__name__}: write a JSON object")
+def _prompt_of(row: dict[str, Any], where: str) -> Prompt:
     for field in _FIELDS:
         if not isinstance(row.get(field), str) or not row[field].strip():
             raise InvalidInput(

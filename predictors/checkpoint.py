@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TypeAlias, TypeVar, cast
 import numpy as np
 
 from contracts.errors import CheckpointError, InvalidInput, missing_dependency
+from contracts.files import atomic_path
 from predictors.card import JsonObject, JsonValue, model_card
 from traces.safe_json import parse_json
 
@@ -86,10 +86,9 @@ def write_checkpoint(
         "tensors_sha256": hashlib.sha256(blob).hexdigest(),
     }
     config["config_sha256"] = _digest(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / TENSOR_FILE, blob)
-    _replace(folder / CARD_FILE, model_card(config).encode())
-    _replace(folder / CONFIG_FILE, _render(config))
+    _write(folder / TENSOR_FILE, blob)
+    _write(folder / CARD_FILE, model_card(config).encode())
+    _write(folder / CONFIG_FILE, _render(config))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -237,10 +236,6 @@ def _read(path: Path, max_bytes: int) -> bytes:
         ) from None
 
 
-def _replace(path: Path, data: bytes) -> None:
-    scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+def _write(path: Path, data: bytes) -> None:
+    with atomic_path(path) as scratch:
+        scratch.write_bytes(data)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from contracts.errors import InvalidInput, PreemptBenchError
+from contracts.files import atomic_path, atomic_write_text
 from traces.safe_json import parse_json
 
 MAX_ROWS = 20_000_000
@@ -82,25 +82,6 @@ def parquet_files(path: Path) -> list[Path]:
     return files
 
 
-@contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Give a scratch path; on success it is synced and takes the place of ``path`` at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield scratch
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def write_parquet(
     path: Path, schema: pa.Schema, tables: Iterable[pa.Table], dictionary_columns: Iterable[str]
 ) -> int:
@@ -140,8 +121,8 @@ def write_manifest(
         "schema": schema_version,
         "software": _software(),
     }
-    with atomic_path(manifest_path(path)) as scratch:
-        scratch.write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(manifest, indent=1, allow_nan=False) + "\n"
+    atomic_write_text(manifest_path(path), text)
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

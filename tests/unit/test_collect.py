@@ -168,7 +168,7 @@ def test_a_killed_command_loses_nothing_and_goes_on(tiny: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
         ('{"prompt_id": "a"}', "field 'benchmark' is None"),
         ('{"prompt_id": "a", "benchmark": "b", "family": "f", "prompt": " "}', "field 'prompt'"),
         ("", "holds no prompt"),
