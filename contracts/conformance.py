@@ -201,16 +201,17 @@ def _check_causality(
     signal: RemainingSignal, requests: Sequence[SignalRequest], stride: int
 ) -> None:
     """Answers up to age t are the same whether the run's later progress is there, gone or wild."""
+    rng = keyed_generator(0, "conformance-causality", signal.name)
     with_progress = [request for request in requests if request.progress is not None]
     for request in with_progress[:20]:
         track = request.progress
         assert track is not None
-        for age in (0, stride, 3 * stride):
+        # ages over the whole life of the run: beyond its last record nothing could be edited
+        lived = len(track.values) * track.stride
+        for age in (0, *sorted(rng.integers(0, lived + 1, 4).tolist())):
             kept = track.seen(age)
-            if len(kept) < age // track.stride:
-                continue  # the run did not live that long: nothing after it could be edited
             wild = np.concatenate([kept, np.full((5, kept.shape[1]), 0.77)])
-            horizon = np.array([min(age, request.max_tokens - 1)])
+            horizon = np.array([min(age // stride * stride, request.max_tokens - 1)])
             answers = [
                 build_grid(
                     signal,

@@ -30,11 +30,17 @@ class ProgressTracker:
     """The streaming state of one run's progress signals.
 
     ``think_open`` and ``think_close`` are token ids of the thinking marks, or None when the model
-    has none. Memory is bounded by the repetition window; an update is O(1).
+    has none; ``starts_thinking`` says that the prompt itself ended inside the thinking marks, as
+    some chat templates do. Memory is bounded by the repetition window; an update is O(1).
     """
 
     def __init__(
-        self, stride: int, think_open: int | None = None, think_close: int | None = None
+        self,
+        stride: int,
+        think_open: int | None = None,
+        think_close: int | None = None,
+        *,
+        starts_thinking: bool = False,
     ) -> None:
         if stride < 1:
             raise InvalidInput(f"progress stride is {stride}: it must be at least 1 token")
@@ -42,7 +48,7 @@ class ProgressTracker:
         self.records: list[ProgressRecord] = []
         self.thinking_tokens = 0
         self._think_open, self._think_close = think_open, think_close
-        self._in_thinking = False
+        self._in_thinking = starts_thinking
         self._num_tokens = 0
         self._sums = [0.0, 0.0, 0, 0]
         self._recent: deque[int] = deque(maxlen=REPETITION_NGRAM)

@@ -6,8 +6,8 @@ nothing after it; :func:`contracts.conformance.check_signal` tests that by editi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -134,7 +134,6 @@ class RemainingGrid:
     sources: tuple[frozenset[str], ...]
     source_of: IntArray
     clairvoyant: bool = False
-    provenance: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.stride < 1:
@@ -148,8 +147,16 @@ class RemainingGrid:
             )
 
     def read(self, request: int, age: int) -> tuple[float, float]:
-        """Return (remaining, upper) of one request at ``age``, counted down inside the stride."""
+        """Return (remaining, upper) of one request at ``age``, counted down inside the stride.
+
+        Raises InvalidInput beyond the horizon the grid was built for.
+        """
         slot = self.offsets[request] + age // self.stride
+        if slot >= self.offsets[request + 1]:
+            raise InvalidInput(
+                f"signal {self.name!r} has no answer for request {request} at age {age}: its grid "
+                "was built for another workload or a shorter horizon; build it for this one"
+            )
         down = age % self.stride
         upper = self.upper[slot] - down
         return max(1.0, self.remaining[slot] - down), upper if not upper < 1.0 else 1.0
@@ -196,7 +203,7 @@ def build_grid(
 class RoutedSignal:
     """Cross-fitting: each request is answered by the signal of the fold that never saw its prompt.
 
-    ``fold_of`` maps a prompt_id to an index into ``signals``.
+    ``fold_of`` maps a prompt's SHA-256 to an index into ``signals``.
     """
 
     def __init__(
@@ -214,56 +221,58 @@ class RoutedSignal:
 
     def fold(self, request: SignalRequest) -> int:
         """Return the index of the signal that answers for ``request``."""
-        if request.prompt_id not in self.fold_of:
+        if request.prompt_sha256 not in self.fold_of:
             raise InvalidInput(
                 f"prompt {request.prompt_id!r} belongs to no fold of {self.name!r}: "
                 "cross-fit on a run log that holds it"
             )
-        return self.fold_of[request.prompt_id]
+        return self.fold_of[request.prompt_sha256]
 
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """Answer fold by fold; see RemainingSignal."""
-        return self._by_fold(requests, ages, lambda signal, rows, at: signal.remaining(rows, at))
+
+        def ask(signal: RemainingSignal, rows: IntArray) -> FloatArray:
+            return signal.remaining([requests[i] for i in rows.tolist()], ages[rows])
+
+        return self._by_fold(requests, ask)
 
     def quantile(
         self, requests: Sequence[SignalRequest], ages: IntArray, level: float
     ) -> FloatArray:
         """Answer fold by fold; NaN from a fold that has no distribution."""
 
-        def ask(signal: RemainingSignal, rows: Sequence[SignalRequest], at: IntArray) -> FloatArray:
-            if isinstance(signal, DistributionalSignal):
-                return signal.quantile(rows, at, level)
-            return np.full(len(rows), np.nan)
+        def ask(signal: RemainingSignal, rows: IntArray) -> FloatArray:
+            if not isinstance(signal, DistributionalSignal):
+                return np.full(len(rows), np.nan)
+            return signal.quantile([requests[i] for i in rows.tolist()], ages[rows], level)
 
-        return self._by_fold(requests, ages, ask)
+        return self._by_fold(requests, ask)
 
     def survival(
         self, requests: Sequence[SignalRequest], ages: IntArray, horizon: FloatArray
     ) -> FloatArray:
         """Answer fold by fold; NaN from a fold that has no distribution."""
-        out = np.full(len(requests), np.nan)
-        folds = np.array([self.fold(request) for request in requests])
-        for index, signal in enumerate(self.signals):
-            rows = np.flatnonzero(folds == index)
-            if rows.size and isinstance(signal, DistributionalSignal):
-                chosen = [requests[i] for i in rows.tolist()]
-                out[rows] = signal.survival(chosen, ages[rows], horizon[rows])
-        return out
 
-    def _by_fold(self, requests: Sequence[SignalRequest], ages: IntArray, ask: _Ask) -> FloatArray:
+        def ask(signal: RemainingSignal, rows: IntArray) -> FloatArray:
+            if not isinstance(signal, DistributionalSignal):
+                return np.full(len(rows), np.nan)
+            chosen = [requests[i] for i in rows.tolist()]
+            return signal.survival(chosen, ages[rows], horizon[rows])
+
+        return self._by_fold(requests, ask)
+
+    def _by_fold(
+        self,
+        requests: Sequence[SignalRequest],
+        ask: Callable[[RemainingSignal, IntArray], FloatArray],
+    ) -> FloatArray:
         out = np.empty(len(requests))
-        folds = np.array([self.fold(request) for request in requests])
+        folds = np.array([self.fold(request) for request in requests], dtype=np.int64)
         for index, signal in enumerate(self.signals):
             rows = np.flatnonzero(folds == index)
             if rows.size:
-                out[rows] = ask(signal, [requests[i] for i in rows.tolist()], ages[rows])
+                out[rows] = ask(signal, rows)
         return out
-
-
-class _Ask(Protocol):
-    def __call__(
-        self, signal: RemainingSignal, rows: Sequence[SignalRequest], at: IntArray, /
-    ) -> FloatArray: ...
 
 
 def _sources(

@@ -35,6 +35,7 @@ class Cell:
     recomputed_tokens: int
     cache_hit_tokens: int
     signal_fallbacks: int
+    breach_by_half: tuple[float, float]
     num_steps: int
     end_s: float
     drained: bool
@@ -84,13 +85,13 @@ def read_cells(path: Path) -> list[Cell]:
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path).to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
+        return [_cell(row) for row in pq.read_table(path).to_pylist()]
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
         raise InvalidInput(
             f"{path} is damaged ({error}): delete it, and run again to redo it"
         ) from None
-    cells = []
-    for row in rows:
-        score = BreachScore(**{name: row.pop(name) for name in _SCORE_FIELDS})
-        cells.append(Cell(score=score, **row))
-    return cells
+
+
+def _cell(row: dict[str, Any]) -> Cell:
+    score = BreachScore(**{name: row.pop(name) for name in _SCORE_FIELDS})
+    return Cell(score=score, **row | {"breach_by_half": tuple(row["breach_by_half"])})

@@ -8,8 +8,7 @@ share their randomness. A finished task is a file; a second start runs what is m
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,22 +16,20 @@ from pathlib import Path
 import numpy as np
 
 from contracts.errors import InvalidInput
-from contracts.policy import Policy
 from contracts.records import RequestRecord
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_request
 from eval.cells import Cell, read_cells, write_task
+from eval.named_policies import find_policy
 from eval.outcomes import score_breach
-from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing
+from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
+from eval.task_key import content_key
 from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult, simulate
-from serving_sim.policies import get_policy, load_policy
 from serving_sim.profile import load_profile, single_stream_s
 from traces.arrivals import build_workload
 from traces.runlog import read_runs
 from traces.workload import Workload
-
-SEMANTICS_VERSION = 1  # raise it when a change of code changes a cell's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,11 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixConfig:
-    """What a matrix is. Rates in requests per second, times in seconds; requests are drawn with
-    replacement from the run log, warm-up first, then the tagged cohort, then filler that keeps
-    the system loaded until every tagged request ended."""
+    """What a matrix is. Rates in requests per second, times in seconds.
+
+    Requests are drawn with replacement from the run log: warm-up first, then the tagged cohort,
+    then as much filler as keeps arriving until the last tagged request has met its deadline.
+    """
 
     runs: Path
     policies: tuple[str, ...]
@@ -61,7 +60,6 @@ class MatrixConfig:
     arrival_cv: float = 1.0
     num_warmup: int = 40
     num_tagged: int = 160
-    num_filler: int = 200
     deadline_s: float = 10.0
     grid_stride: int = 8
 
@@ -70,8 +68,30 @@ class MatrixConfig:
             raise InvalidInput(f"num_seeds is {self.num_seeds}: it must be at least 1")
         if not self.policies or not self.signals or not self.pressures:
             raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
+        if not self.runs.exists():
+            raise InvalidInput(f"run log {self.runs} does not exist: collect or import one")
+        for kind, names in (
+            ("policy", self.policies),
+            ("signal", [signal.name for signal in self.signals]),
+            ("pressure", [pressure.name for pressure in self.pressures]),
+        ):
+            if len(set(names)) < len(names):
+                raise InvalidInput(f"a {kind} stands twice in {', '.join(names)}: name each once")
+        crossed = {policy for policy, _ in self.crossings()}
         for name in self.policies:
-            find_policy(name)
+            if name not in crossed:
+                reads = find_policy(name).reads_signal
+                raise InvalidInput(
+                    f"policy {name!r} {'reads a signal' if reads else 'reads no signal'}, but the "
+                    f"signals are {', '.join(signal.name for signal in self.signals)}: add "
+                    f"{'one that answers, such as oracle' if reads else 'none'}"
+                )
+
+    @property
+    def num_filler(self) -> int:
+        """Arrivals of one deadline, plus four standard deviations of a Poisson count."""
+        expected = self.rate_per_s * self.deadline_s
+        return math.ceil(expected + 4 * math.sqrt(expected) * max(1.0, self.arrival_cv))
 
     def crossings(self) -> list[tuple[str, SignalSource]]:
         """Return every (policy, signal) pair: only policies that read a signal meet the signals;
@@ -94,17 +114,10 @@ class SeedInputs:
     grids: dict[str, RemainingGrid | None]
 
 
-def find_policy(name: str) -> Policy:
-    """Return a built-in policy, or the user's own for ``path/to/file.py:function``."""
-    return load_policy(name) if ".py:" in name else get_policy(name)
-
-
 def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> SeedInputs:
-    """Fix truth, arrivals and grids of ``seed``. Seed s executes repeat s mod K of each prompt,
-    and an oracle is built from the other repeats only."""
-    num_repeats = 1 + max(run.repeat for run in runs)
-    truth = [run for run in runs if run.repeat == seed % num_repeats]
-    others = [run for run in runs if run.repeat != seed % num_repeats]
+    """Fix truth, arrivals and grids of ``seed``. Of a request's K runs, run s mod K executes in
+    seed s, and an oracle is built from the others only."""
+    truth, others = split_truth(runs, seed)
     workload = build_workload(
         truth,
         rate_per_s=config.rate_per_s,
@@ -176,6 +189,7 @@ def run_cell(
         recomputed_tokens=result.recomputed_tokens,
         cache_hit_tokens=result.cache_hit_tokens,
         signal_fallbacks=result.signal_fallbacks,
+        breach_by_half=_breach_by_half(tagged, config.deadline_s),
         num_steps=result.num_steps,
         end_s=result.end_s,
         drained=result.drained,
@@ -183,9 +197,17 @@ def run_cell(
     return cell, result
 
 
+def _breach_by_half(tagged: Sequence[RequestRecord], deadline_s: float) -> tuple[float, float]:
+    """Breach of the earlier and of the later half of the cohort, by arrival: where the second is
+    much larger, the queue grows, and the breach depends on how long one watches."""
+    middle = len(tagged) // 2
+    halves = [score_breach(half, deadline_s).breach for half in (tagged[:middle], tagged[middle:])]
+    return halves[0], halves[1]
+
+
 def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
     """Run every cell of ``seed`` and write its task file (skipped when it is there already)."""
-    path = out_dir / "cells" / f"{task_key(config, seed)}.parquet"
+    path = out_dir / "cells" / f"seed-{seed:03d}-{task_key(config, seed)}.parquet"
     if path.exists():
         return path
     runs = list(read_runs(config.runs))
@@ -235,39 +257,21 @@ def run_matrix(
 
 
 def task_key(config: MatrixConfig, seed: int) -> str:
-    """Return the content address of a task: everything that can change its numbers, and nothing
-    else (no host, no worker count, no output path)."""
-    identity = asdict(config) | {
+    """Return the content address of a task; see eval.task_key."""
+    settings = asdict(config) | {
+        "seed": seed,
         "num_seeds": None,
         "first_seed": None,
-        "seed": seed,
-        "semantics": SEMANTICS_VERSION,
         "profile": asdict(load_profile(config.profile)),
-        "runs": _sha256(config.runs),
-        "signals": [[s.name, _sha256(s.folder) if s.folder else None] for s in config.signals],
-        "policies": [[name, _policy_source(name)] for name in config.policies],
     }
-    text = json.dumps(identity, sort_keys=True, default=str)
-    return f"seed-{seed:03d}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _policy_source(name: str) -> str | None:
-    """A policy of the user's own is part of the key with its text, not with its path alone."""
-    file = Path(name.rpartition(":")[0])
-    return _sha256(file) if file.is_file() else None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    for file in files:
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()
+    files = {"runs": config.runs} | {s.name: s.folder for s in config.signals if s.folder}
+    return content_key(settings, files, config.policies)
 
 
 def offered_kv_load(config: MatrixConfig, runs: Sequence[DecodeRun]) -> dict[str, float]:
     """Return, for each pressure, blocks the arrivals would hold on average if each request ran
-    alone (Little's law), divided by the usable blocks. Above about 1 the pool must preempt."""
+    alone (Little's law), divided by the usable blocks. It understates the load: in a batch every
+    request takes longer, and what is preempted is computed again."""
     profile, engine = load_profile(config.profile), config.engine
     held = []
     for run in runs:

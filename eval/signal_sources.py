@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,16 +25,25 @@ class SignalSource:
 
     ``oracle`` (of all other repeats), ``oracle-4`` (of four of them) and ``clairvoyant`` are built
     for each truth set; ``none`` runs a policy without a signal; anything else is a folder: a
-    checkpoint, or the ``fold-*`` checkpoints of a cross-fit.
+    checkpoint, or the ``fold-*`` checkpoints of a cross-fit. Those four names are reserved.
     """
 
     name: str
     folder: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.folder is not None and _is_reserved(self.name):
+            raise InvalidInput(
+                f"signal name {self.name!r} is reserved: give the predictor in {self.folder} "
+                "another name, as in gbm=FOLDER"
+            )
+        if self.folder is None and not _is_reserved(self.name):
+            raise InvalidInput(f"signal {self.name!r} names no folder and is not built in")
+
     @staticmethod
     def parse(text: str) -> SignalSource:
         """Read ``none``, ``oracle``, ``oracle-K``, ``clairvoyant`` or ``[name=]FOLDER``."""
-        if text in (NO_SIGNAL, "clairvoyant") or _ORACLE.fullmatch(text):
+        if _is_reserved(text):
             return SignalSource(text)
         name, _, folder = text.rpartition("=")
         path = Path(folder)
@@ -58,48 +68,77 @@ class SignalSource:
         return _oracle(self.name, truth, others)
 
 
+def _is_reserved(name: str) -> bool:
+    return name in (NO_SIGNAL, "clairvoyant") or _ORACLE.fullmatch(name) is not None
+
+
+def split_truth(runs: Iterable[DecodeRun], seed: int) -> tuple[list[DecodeRun], list[DecodeRun]]:
+    """Return (truth, others): of each request with K runs, run ``seed mod K`` executes, the other
+    K - 1 may serve an oracle. Repeats may be numbered in any way and differ in K."""
+    groups: dict[str, list[DecodeRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.request_key].append(run)
+    truth: list[DecodeRun] = []
+    others: list[DecodeRun] = []
+    for group in groups.values():
+        group.sort(key=lambda run: (run.repeat, run.run_id))
+        at = seed % len(group)
+        truth.append(group[at])
+        others += group[at + 1 :] + group[:at]  # cyclic: oracle-K takes the first K of these
+    return truth, others
+
+
 def _oracle(name: str, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]) -> EmpiricalOracle:
-    """Build ``oracle`` or ``oracle-K`` from the repeats that come after the truth's, cyclically."""
+    """Build ``oracle``, or ``oracle-K`` from the first K of each request's other runs."""
     match = _ORACLE.fullmatch(name)
-    if match is None:
-        raise InvalidInput(f"signal {name!r} names no folder and is not an oracle")
-    repeats = sorted({run.repeat for run in others})
-    wanted = int(match[1] or len(repeats))
-    if not 0 < wanted <= len(repeats):
+    assert match is not None
+    by_request: dict[str, list[DecodeRun]] = defaultdict(list)
+    for run in others:
+        by_request[run.request_key].append(run)
+    largest = max(map(len, by_request.values()), default=0)
+    wanted = int(match[1] or max(largest, 1))
+    if wanted > largest:
         raise InvalidInput(
-            f"signal {name!r} needs {max(wanted, 1)} repeats that are not the truth; this run log "
-            f"has {len(repeats)}: collect with --repeats {max(wanted, 1) + 1} or more"
+            f"signal {name!r} needs {wanted} run(s) of a request beside the one that executes; the "
+            f"{len(truth)} requests of this run log have at most {largest}: collect with "
+            f"--repeats {wanted + 1} or more"
         )
-    first = truth[0].repeat
-    chosen = sorted(repeats, key=lambda repeat: (repeat < first, repeat))[:wanted]
-    return EmpiricalOracle([run for run in others if run.repeat in chosen], name)
+    return EmpiricalOracle([run for group in by_request.values() for run in group[:wanted]], name)
 
 
-def load_signal(name: str, folder: Path, truth: Sequence[DecodeRun]) -> RemainingSignal:
-    """Return the predictor of ``folder`` for requests whose lengths are ``truth``.
+def load_signal(name: str, folder: Path, runs: Sequence[DecodeRun]) -> RemainingSignal:
+    """Return the predictor of ``folder`` for requests of ``runs``.
 
     Of a cross-fit, each request is routed to the fold that never saw its prompt. Raises
-    LeakageError when a prompt of ``truth`` was in the training set of every predictor there.
+    LeakageError when a prompt of ``runs`` was in the training set of every predictor there.
     """
-    folds = [load_predictor(path) for path in sorted(folder.glob("fold-*"))]
-    predictors = folds or [load_predictor(folder)]
-    prompts = {run.prompt_id: run.prompt_sha256 for run in truth}
-    fold_of = {
-        prompt_id: _unseen_fold(name, predictors, prompt_id, sha256)
-        for prompt_id, sha256 in prompts.items()
-    }
+    predictors = load_predictors(folder)
+    fold_of: dict[str, int] = {}
+    for run in runs:
+        fold = _unseen_fold(name, predictors, run)
+        if fold_of.setdefault(run.prompt_sha256, fold) != fold:
+            raise InvalidInput(f"prompt {run.prompt_id!r} of {folder} belongs to two folds")
     return RoutedSignal(name, predictors, fold_of)
 
 
-def _unseen_fold(
-    name: str, predictors: Sequence[Predictor], prompt_id: str, prompt_sha256: str
-) -> int:
+def load_predictors(folder: Path) -> list[Predictor]:
+    """Return the predictor of a checkpoint folder, or those of the folds of a cross-fit."""
+    folds = sorted(folder.glob("fold-*"))
+    if folds and (folder / "config.json").exists():
+        raise InvalidInput(
+            f"{folder} holds a checkpoint and the folds of a cross-fit: which one is meant? Move "
+            "one of them away"
+        )
+    return [load_predictor(path) for path in folds or [folder]]
+
+
+def _unseen_fold(name: str, predictors: Sequence[Predictor], run: DecodeRun) -> int:
     for index, predictor in enumerate(predictors):
-        if prompt_sha256 not in predictor.excluded_prompts:
+        if run.prompt_sha256 not in predictor.excluded_prompts:
             return index
     raise LeakageError(
-        f"signal {name!r} was trained on prompt {prompt_id!r}, which this workload runs: "
-        "cross-fit it ('preemptbench train --folds 5'), or simulate other prompts"
+        f"signal {name!r} was trained on prompt {run.prompt_id!r}, which this workload runs: "
+        "cross-fit it ('preemptbench train --folds 5'), or use other prompts"
     )
 
 

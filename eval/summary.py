@@ -19,8 +19,8 @@ BASELINE = "lifo"
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
     """Means over seeds (rates as shares of 1). ``difference`` is paired with LIFO by seed, in
-    percentage points; None for LIFO itself. ``comparable`` is False when the accepted sets of
-    some seed differ from LIFO's, so that a difference would compare different requests."""
+    percentage points; None for LIFO itself. ``comparable`` is False when the number accepted
+    differs from LIFO's in some seed: a difference would compare different requests."""
 
     pressure: str
     num_blocks: int
@@ -34,6 +34,7 @@ class SummaryRow:
     comparable: bool
     preemptions_per_1000: float
     recompute_tax: float
+    breach_by_half: tuple[float, float]
     accepted: int
     met: int
     late: int
@@ -67,6 +68,11 @@ def summarise(cells: Sequence[Cell]) -> list[SummaryRow]:
 
 def _row(group: Sequence[Cell], baseline: Sequence[Cell] | None) -> SummaryRow:
     group = sorted(group, key=lambda cell: cell.seed)
+    if len({cell.seed for cell in group}) < len(group):
+        raise InvalidInput(
+            f"{group[0].policy}/{group[0].signal} at {group[0].pressure} holds a seed twice: a "
+            "seed counted twice makes an interval too narrow"
+        )
     first, scores = group[0], [cell.score for cell in group]
     difference, comparable = None, True
     if baseline is not None:
@@ -94,6 +100,10 @@ def _row(group: Sequence[Cell], baseline: Sequence[Cell] | None) -> SummaryRow:
         comparable=comparable,
         preemptions_per_1000=float(np.mean([c.preemptions_per_1000 for c in group])),
         recompute_tax=float(np.mean([c.recompute_tax for c in group])),
+        breach_by_half=(
+            float(np.mean([c.breach_by_half[0] for c in group])),
+            float(np.mean([c.breach_by_half[1] for c in group])),
+        ),
         accepted=sum(s.accepted for s in scores),
         met=sum(s.met for s in scores),
         late=sum(s.late for s in scores),
@@ -109,20 +119,31 @@ def format_table(rows: Sequence[SummaryRow]) -> str:
     width = max(len(row.label) for row in rows) + 2
     head = (
         f"{'policy / signal':<{width}}{'breach':>8}{'vs LIFO, pp [95 % interval]':>30}"
-        f"{'floor':>8}{'preempt/1k':>12}{'recompute':>11}"
+        f"{'floor':>8}{'completed only':>16}{'preempt/1k':>12}{'recompute':>11}"
     )
     lines: list[str] = []
     pressure = None
     for row in rows:
         if row.pressure != pressure:
             pressure = row.pressure
-            title = f"KV pressure {pressure} ({row.num_blocks} blocks, {row.num_seeds} seeds)"
-            lines += ["", title, head, "-" * len(head)]
+            lines += ["", _title(row), head, "-" * len(head)]
         lines.append(
             f"{row.label:<{width}}{row.breach:>8.1%}{_difference_text(row):>30}"
-            f"{row.floor:>8.1%}{row.preemptions_per_1000:>12.0f}{row.recompute_tax:>11.1%}"
+            f"{row.floor:>8.1%}{row.completed_only:>16.1%}{row.preemptions_per_1000:>12.0f}"
+            f"{row.recompute_tax:>11.1%}"
         )
     return "\n".join(lines[1:])
+
+
+def _title(row: SummaryRow) -> str:
+    """Name a block of the table; ``row`` is its first, LIFO as a rule."""
+    first, second = row.breach_by_half
+    refused = f", {row.rejected} never fit and were refused" if row.rejected else ""
+    return (
+        f"KV pressure {row.pressure}: {row.num_blocks} blocks, {row.num_seeds} seeds, "
+        f"{row.accepted} requests{refused}; {row.label} breaches {first:.1%} of the earlier half "
+        f"and {second:.1%} of the later"
+    )
 
 
 def _difference_text(row: SummaryRow) -> str:

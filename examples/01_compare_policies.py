@@ -28,7 +28,6 @@ def main(runs: Path) -> None:
         rate_per_s=10.0,
         num_warmup=30,
         num_tagged=120,
-        num_filler=100,
         deadline_s=8.0,
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -156,6 +156,8 @@ def _check_same_collection(
             | {
                 "model": lm.name,
                 "model_revision": lm.revision,
+                "kernel": lm.kernel,
+                "tokenizer_sha256": lm.tokenizer_sha256,
                 "dtype": lm.dtype,
                 "engine_version": lm.engine_version,
                 "chat_template_sha256": lm.chat_template_sha256,

@@ -80,16 +80,23 @@ def load_model(
     if model == BUNDLED_MODEL:
         model, gguf_file, name, revision_note = _bundled_smollm2()
     else:
-        revision_note = revision or "unpinned"
+        parts = (revision or "unpinned", gguf_file)
+        revision_note = " ".join(part for part in parts if part)
     if dtype not in ("float32", "bfloat16", "float16"):
         raise InvalidInput(f"dtype {dtype!r}: choose float32, bfloat16 or float16")
     target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kwargs = {"gguf_file": gguf_file, "revision": None if model != name else revision}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model, **kwargs)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype=getattr(torch, dtype), device_map={"": target}, **kwargs
-    )
-    loaded.eval()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model, **kwargs)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), device_map={"": target}, **kwargs
+        ).eval()
+    except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidInput(
+            f"model {name!r} cannot be loaded on {target!r}: {said[0]}; give a Hugging Face id, a "
+            "folder with config.json and weights, or --gguf-file, and a device that exists"
+        ) from error
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -150,9 +157,15 @@ def _device_name(target: str) -> str:
 class _Row:
     """The growing output of one row, until its end-of-sequence token or the cap."""
 
-    def __init__(self, lm: LoadedModel, stride: int, prompt_tokens: int) -> None:
-        self.lm, self.prompt_tokens = lm, prompt_tokens
-        self.tracker = ProgressTracker(stride, lm.think_open, lm.think_close)
+    def __init__(self, lm: LoadedModel, stride: int, prompt_ids: list[int]) -> None:
+        self.lm, self.prompt_tokens = lm, len(prompt_ids)
+        marks = [i for i in prompt_ids if i in (lm.think_open, lm.think_close)]
+        self.tracker = ProgressTracker(
+            stride,
+            lm.think_open,
+            lm.think_close,
+            starts_thinking=bool(marks) and marks[-1] == lm.think_open,
+        )
         self.ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.wall_s = 0.0
@@ -206,7 +219,10 @@ def generate_batch(
     ).to(lm.model.device)
     mask = encoded["attention_mask"]
     _check_context(lm, int(mask.shape[1]) + max_new_tokens)
-    rows = [_Row(lm, stride, int(count)) for count in mask.sum(1).tolist()]
+    rows = [
+        _Row(lm, stride, ids[kept.bool()].tolist())
+        for ids, kept in zip(encoded["input_ids"], mask, strict=True)
+    ]
     cache = DynamicCache(config=lm.model.config)
     reuse = {_cache_argument(lm.model): cache, "use_cache": True}
     alive = list(range(len(rows)))

@@ -66,7 +66,7 @@ class RunShard:
 
 def read_shard(path: Path) -> Iterator[DecodeRun]:
     """Yield the runs of a shard in the order they were written."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             yield run_from_json(line, f"{path} line {number}")
 

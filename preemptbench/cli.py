@@ -46,6 +46,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:  # a full disk, a missing right, a folder where a file should be
+        _leave(f"error: {error.filename or 'the system'}: {error.strerror or error}", 2)
 
 
 def _leave(message: str, status: int) -> None:

@@ -10,6 +10,7 @@ import click
 
 from oracles.collect import CollectConfig, collect_runs
 from oracles.prompts import read_prompts
+from preemptbench.options import check_out_folder
 from preemptbench.progress import Bar
 from traces.bundled import bundled_prompts
 
@@ -77,6 +78,7 @@ def collect(
     from oracles.generate import load_model
     from traces.runlog import write_runs
 
+    check_out_folder(out_dir)
     config = CollectConfig(
         repeats=repeats,
         max_new_tokens=max_new_tokens,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
 from preemptbench.progress import Bar
-from traces.bundled import bundled_runs
 
 
 @click.command()
@@ -22,15 +21,9 @@ from traces.bundled import bundled_runs
     show_default=True,
     help="Where report, checkpoints and results go.",
 )
-@click.option(
-    "--runs",
-    "runs_path",
-    type=click.Path(path_type=Path),
-    default=bundled_runs,
-    help="Run log (Parquet). Default: the bundled one.",
-)
+@runs_option
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
-@click.option("--jobs", default=-1, show_default=True, help="Processes; -1 takes every core.")
+@jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(out_dir: Path, runs_path: Path, seeds: int, jobs: int, as_json: bool) -> None:
     """Describe the bundled run log, build the oracle, train the predictors, simulate every
@@ -39,6 +32,7 @@ def demo(out_dir: Path, runs_path: Path, seeds: int, jobs: int, as_json: bool) -
     from preemptbench.demo_report import closing_text, opening_text, write_demo_report
 
     started = time.perf_counter()
+    check_out_folder(out_dir)
     with Bar("seed") as bar:
         result = run_demo(
             runs_path, out_dir, num_seeds=seeds, num_jobs=jobs, say=_say, on_seed=bar.update
@@ -49,7 +43,7 @@ def demo(out_dir: Path, runs_path: Path, seeds: int, jobs: int, as_json: bool) -
         rows = [asdict(row) for row in result.rows]
         quality = [row.as_row() for row in result.quality]
         facts = {"rows": rows, "quality": quality, "report": str(report), "wall_s": elapsed_s}
-        click.echo(json.dumps(facts))
+        click.echo(to_json(facts))
         return
     click.echo(opening_text(result))
     click.echo(closing_text(result))

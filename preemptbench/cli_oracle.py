@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -10,16 +9,8 @@ import numpy as np
 
 from contracts.signals import signal_request
 from oracles.empirical import LEVELS, EmpiricalOracle, leave_one_out
-from traces.bundled import bundled_runs
+from preemptbench.options import runs_option, to_json
 from traces.runlog import read_runs
-
-_RUNS = click.option(
-    "--runs",
-    "runs_path",
-    type=click.Path(path_type=Path),
-    default=bundled_runs,
-    help="Run log (Parquet). Default: the bundled one.",
-)
 
 
 @click.group()
@@ -28,15 +19,15 @@ def oracle() -> None:
 
 
 @oracle.command()
-@_RUNS
+@runs_option
 @click.option("--ages", default="0,32,64,128", show_default=True, help="Ages to ask at, tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def describe(runs_path: Path, ages: str, as_json: bool) -> None:
     """Leave each repeat out in turn and say, at several ages, which level of the ladder answers
     and how far off the answers are."""
     runs = list(read_runs(runs_path))
+    at = _ages(ages)
     repeats = sorted({run.repeat for run in runs})
-    at = [int(part) for part in ages.split(",")]
     rows = []
     for age in at:
         counts = dict.fromkeys(LEVELS, 0)
@@ -54,7 +45,12 @@ def describe(runs_path: Path, ages: str, as_json: bool) -> None:
         rows.append({"age": age, "alive": len(errors), "log_mae": log_mae, **counts})
     whole = EmpiricalOracle(runs)
     if as_json:
-        click.echo(json.dumps({"oracle": whole.name, "runs": len(runs), "by_age": rows}))
+        click.echo(to_json({"oracle": whole.name, "runs": len(runs), "by_age": rows}))
+        return
+    if len(repeats) < 2:
+        click.echo(
+            f"{whole.name} over {len(runs)} runs: every request ran once, so none can be held out"
+        )
         return
     click.echo(f"{whole.name} over {len(runs)} runs; each repeat answered from the others")
     click.echo(f"{'age':>6}{'alive':>8}{'log-MAE':>9}" + "".join(f"{x:>9}" for x in LEVELS))
@@ -62,3 +58,15 @@ def describe(runs_path: Path, ages: str, as_json: bool) -> None:
         error = "-" if row["log_mae"] is None else f"{row['log_mae']:.3f}"
         levels = "".join(f"{row[level]:>9}" for level in LEVELS)
         click.echo(f"{row['age']:>6}{row['alive']:>8}{error:>9}{levels}")
+
+
+def _ages(text: str) -> list[int]:
+    try:
+        ages = [int(part) for part in text.split(",")]
+    except ValueError:
+        ages = [-1]
+    if min(ages) < 0:
+        raise click.BadParameter(
+            f"{text!r} is not a list of whole numbers >= 0 such as 0,32,64", param_hint="--ages"
+        )
+    return ages

@@ -10,8 +10,8 @@ import click
 
 from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
+from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
 from preemptbench.progress import Bar
-from traces.bundled import bundled_runs
 
 
 @click.command()
@@ -29,13 +29,7 @@ from traces.bundled import bundled_runs
     help="oracle, clairvoyant, or a checkpoint folder [name=]FOLDER, for policies that read one. "
     "Repeatable; default: oracle.",
 )
-@click.option(
-    "--runs",
-    "runs_path",
-    type=click.Path(path_type=Path),
-    default=bundled_runs,
-    help="Run log (Parquet). Default: the bundled one.",
-)
+@runs_option
 @click.option(
     "--blocks",
     multiple=True,
@@ -51,7 +45,7 @@ from traces.bundled import bundled_runs
 @click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
-@click.option("--jobs", default=-1, show_default=True, help="Processes; -1 takes every core.")
+@jobs_option
 @click.option(
     "--out",
     "out_dir",
@@ -76,16 +70,18 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
-    from eval.matrix import Pressure, find_policy, run_matrix
+    from eval.matrix import Pressure, run_matrix
+    from eval.named_policies import find_policy
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise
 
+    check_out_folder(out_dir)
     for name in policies:
         check_policy(find_policy(name))
-    pressures = tuple(Pressure(f"{n} blocks", n) for n in blocks) or PRESSURES
+    pressures = tuple(Pressure(f"{n} blocks", n) for n in dict.fromkeys(blocks)) or PRESSURES
     names = tuple(dict.fromkeys((BASELINE, *policies)))
     config = demo_matrix(runs_path, {}, num_seeds=seeds, policies=names, pressures=pressures)
-    sources = (NO_SIGNAL, *(signals or ("oracle",)))
+    sources = dict.fromkeys((NO_SIGNAL, *(signals or ("oracle",))))
     config = replace(
         config,
         signals=tuple(SignalSource.parse(text) for text in sources),
@@ -98,7 +94,7 @@ def simulate(
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
     rows = summarise(cells)
     if as_json:
-        click.echo(json.dumps({"rows": [asdict(row) for row in rows]}))
+        click.echo(to_json({"rows": [asdict(row) for row in rows]}))
         return
     click.echo(format_table(rows))
 

@@ -40,18 +40,19 @@ def train(
 def score(checkpoint: Path, runs: Path, seed: int, as_json: bool) -> None:
     """Score a checkpoint on the prompts of a run log that it was not trained on."""
     from eval.signal_quality import quality_table
-    from predictors.registry import load_predictor
+    from eval.signal_sources import load_predictors, load_signal
+    from training.crossfit import crossfit
     from training.evaluate import evaluate, unseen_runs
     from training.fit import ceilings, scores_json
     from training.rows import read_run_log
 
-    predictor = load_predictor(checkpoint)
     log = list(read_run_log(runs))
-    fresh = unseen_runs(predictor, log)
-    click.echo(
-        f"{len(fresh)} of {len(log)} runs are of prompts {predictor.name} never saw", err=True
-    )
-    scores = evaluate([predictor], fresh, extra_signals=ceilings(fresh, ()), seed=seed)
+    predictors = load_predictors(checkpoint)
+    fresh = unseen_runs(predictors, log)
+    click.echo(f"{len(fresh)} of {len(log)} runs are of prompts it never saw", err=True)
+    floor = crossfit(fresh, "age-km", num_folds=2)
+    signal = load_signal(predictors[0].name, checkpoint, fresh)
+    scores = evaluate([floor, signal], fresh, extra_signals=ceilings(fresh, ()), seed=seed)
     if as_json:
         click.echo(scores_json(scores, checkpoint=str(checkpoint)))
     else:

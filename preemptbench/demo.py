@@ -7,18 +7,19 @@ pressure; rate and deadline are scaled to short outputs.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contracts.runs import DecodeRun
-from contracts.signals import RemainingSignal
+from contracts.errors import InvalidInput
 from eval.cells import Cell, write_cells
 from eval.matrix import MatrixConfig, Pressure, offered_kv_load, run_matrix
 from eval.signal_quality import SignalQuality
 from eval.signal_sources import NO_SIGNAL, SignalSource
 from eval.summary import SummaryRow, summarise
+from oracles.empirical import Clairvoyant, ladder_shares
 from serving_sim.config import EngineConfig
 from traces.describe import LengthSummary, describe_runs
 from traces.runlog import RunLog, read_runs
@@ -39,7 +40,7 @@ POLICIES = (
     "longest-remaining",
     "shortest-remaining",
 )
-PRESSURES = (Pressure("low", 281), Pressure("medium", 231), Pressure("high", 201))
+PRESSURES = (Pressure("low", 221), Pressure("medium", 191), Pressure("overload", 161))
 
 
 def demo_matrix(
@@ -65,11 +66,10 @@ def demo_matrix(
         engine=EngineConfig(num_blocks=2, max_num_seqs=64, max_num_batched_tokens=2048),
         profile="rtx4090-llama-3.1-8b",
         num_seeds=num_seeds,
-        rate_per_s=10.0,
+        rate_per_s=7.0,
         num_warmup=60,
-        num_tagged=400,
-        num_filler=100,
-        deadline_s=8.0,
+        num_tagged=600,
+        deadline_s=5.0,
     )
 
 
@@ -115,20 +115,33 @@ def run_demo(
     on_seed: Callable[[int, int], None] | None = None,
 ) -> DemoResult:
     """Run the whole job on one run log and return what it found; cells resume from ``out_dir``."""
+    from training.crossfit import crossfit, save_crossfit
+    from training.evaluate import LeaveOneOut, evaluate
+
     watch = Stopwatch(say)
     with watch.stage("read and describe the run log"):
         log = read_runs(runs_path)
         runs = list(log)
+        num_repeats = max(Counter(run.request_key for run in runs).values())
+        if num_repeats < 2:
+            raise InvalidInput(
+                f"every request of {runs_path} ran once: an oracle needs other runs of the same "
+                "request; collect with --repeats 2 or more"
+            )
         lengths, families = describe_runs(log), describe_runs(log, by_family=True)
     with watch.stage(f"cross-fit {', '.join(PREDICTORS)} ({NUM_FOLDS} folds of prompts)"):
         folders = {name: out_dir / "checkpoints" / name for name in PREDICTORS}
-        signals = _crossfit(runs, folders)
+        signals = {name: crossfit(runs, name, num_folds=NUM_FOLDS) for name in PREDICTORS}
     with watch.stage("score the signals on held-out prompts"):
-        quality, provenance = _score(runs, signals)
+        ceilings = (LeaveOneOut(runs), Clairvoyant(runs))
+        quality = evaluate(tuple(signals.values()), runs, extra_signals=ceilings)
+        provenance = ladder_shares(runs, stride=8)
+        for name, signal in signals.items():
+            save_crossfit(signal, folders[name], quality)
     config = demo_matrix(
         runs_path,
         {name: folders[name] for name in MATRIX_PREDICTORS},
-        oracle=f"oracle-{max(run.repeat for run in runs)}",
+        oracle=f"oracle-{num_repeats - 1}",
         num_seeds=num_seeds,
     )
     num_cells = len(config.crossings()) * len(config.pressures) * num_seeds
@@ -147,24 +160,3 @@ def run_demo(
         rows=summarise(cells),
         seconds=watch.seconds,
     )
-
-
-def _crossfit(runs: list[DecodeRun], folders: dict[str, Path]) -> list[RemainingSignal]:
-    from training.crossfit import crossfit
-
-    return [
-        crossfit(runs, name, num_folds=NUM_FOLDS, out_dir=folder)
-        for name, folder in folders.items()
-    ]
-
-
-def _score(
-    runs: list[DecodeRun], signals: list[RemainingSignal]
-) -> tuple[list[SignalQuality], dict[str, int]]:
-    """Score the cross-fitted signals between floors and ceiling, and say which level of the
-    oracle's ladder answers at the ages a run lives through."""
-    from oracles.empirical import Clairvoyant, ladder_shares
-    from training.evaluate import LeaveOneOut, evaluate
-
-    quality = evaluate(signals, runs, extra_signals=(LeaveOneOut(runs), Clairvoyant(runs)))
-    return quality, ladder_shares(runs, stride=8)

@@ -157,7 +157,7 @@ def load_profile(name_or_path: str | Path) -> AffineProfile:
                 f"profile {path} does not exist: give a JSON file or one of "
                 f"{', '.join(list_profiles())}"
             )
-        return _parse(path.read_text(encoding="utf-8"), str(path))
+        return _parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
     if text not in list_profiles():
         raise unknown_name("profile", text, list_profiles())
     bundled = resources.files("serving_sim") / "profiles" / f"{text}.json"

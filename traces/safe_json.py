@@ -66,7 +66,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _must_exist(path: Path) -> None:
     if not path.is_file():
-        raise InvalidInput(f"{path} does not exist: give the path of a file")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise InvalidInput(f"{path} {what}: give the path of a file")
 
 
 def _decode(data: bytes, where: str) -> str:

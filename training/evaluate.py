@@ -90,13 +90,16 @@ def assert_unseen(predictor: Predictor, runs: Iterable[DecodeRun]) -> None:
             )
 
 
-def unseen_runs(predictor: Predictor, runs: Sequence[DecodeRun]) -> list[DecodeRun]:
-    """Return the runs of prompts ``predictor`` was not trained on; LeakageError if none is left."""
-    fresh = [run for run in runs if run.prompt_sha256 not in predictor.excluded_prompts]
+def unseen_runs(predictors: Sequence[Predictor], runs: Sequence[DecodeRun]) -> list[DecodeRun]:
+    """Return the runs of prompts that at least one of ``predictors`` (a predictor, or the folds of
+    a cross-fit) was not trained on; LeakageError if none is left."""
+    fresh = [
+        run for run in runs if any(run.prompt_sha256 not in p.excluded_prompts for p in predictors)
+    ]
     if not fresh:
         raise LeakageError(
-            f"predictor {predictor.name!r} was trained on every prompt of these {len(runs)} runs: "
-            "score it on other prompts"
+            f"predictor {predictors[0].name!r} was trained on every prompt of these {len(runs)} "
+            "runs: score it on other prompts"
         )
     return fresh
 

@@ -21,7 +21,7 @@ from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.base import Predictor
 from traces.runlog import RunLog
 from traces.split import split_runs
-from training.crossfit import crossfit
+from training.crossfit import crossfit, save_crossfit
 from training.evaluate import LeaveOneOut, evaluate, has_repeats
 from training.options import train_options
 from training.recipe import Recipe, default_recipe, read_recipe, with_overrides
@@ -76,12 +76,16 @@ def crossfit_recipe(
         recipe.family,
         num_folds=num_folds,
         seed=recipe.seed,
-        out_dir=out_dir,
         settings=recipe.settings,
         num_threads=recipe.num_threads,
     )
     say("scoring every run by the fold that never saw its prompt")
-    scores = evaluate([signal], runs, extra_signals=ceilings(runs, ()), seed=recipe.seed)
+    signals = [signal]
+    if recipe.family != AgeKm.family:
+        signals.insert(0, crossfit(runs, AgeKm.family, num_folds=num_folds, seed=recipe.seed))
+    scores = evaluate(signals, runs, extra_signals=ceilings(runs, ()), seed=recipe.seed)
+    if out_dir is not None:
+        save_crossfit(signal, out_dir, scores)
     return tuple(scores)
 
 
@@ -113,6 +117,8 @@ def run_fit(
         click.echo(text, err=True)
 
     recipe = chosen_recipe(config, family, assignments)
+    if out is not None:
+        _check_new_folder(out)
     log = read_run_log(runs)
     if folds is not None:
         scores = crossfit_recipe(log, recipe, folds, out, say)
@@ -127,6 +133,13 @@ def run_fit(
         click.echo(scores_json(scores, family=recipe.family, out=str(out) if out else None))
     elif scores:
         click.echo(quality_table(scores))
+
+
+def _check_new_folder(out: Path) -> None:
+    """Refuse, before any work, a folder in which a new checkpoint would lie beside an old one."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = "not empty" if out.is_dir() else "a file"
+        raise InvalidInput(f"--out {out} is {what}: name a new folder, or delete it first")
 
 
 def scores_json(scores: Sequence[SignalQuality], **more: str | None) -> str:

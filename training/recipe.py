@@ -86,6 +86,10 @@ def _converted(old: object, value: Any, where: str) -> object:
     if is_dataclass(old) and not isinstance(old, type) and isinstance(value, dict):
         return updated(old, value, where)
     if isinstance(old, tuple) and isinstance(value, list):
+        wanted = type(old[0]) if old else None
+        wrong = [item for item in value if wanted is not None and type(item) is not wanted]
+        if wrong:
+            raise InvalidInput(f"{where} holds {wrong[0]!r}; its items must be like {old[0]!r}")
         return tuple(value)
     if type(old) is float and type(value) is int:
         return float(value)

@@ -76,11 +76,18 @@ def test_a_policy_that_breaks_its_contract_is_named_before_anything_runs(
     run_log: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "bad.py"
-    file.write_text("from random import random\n\ndef pick(view):\n    return random()\n")
+    file.write_text(
+        "from random import random\nprint('hello')\n\ndef pick(view):\n    return random()\n\n"
+        "def fail(view):\n    return {}[view.priority]\n\ndef word(view):\n    return 'long'\n\n"
+        "def two(view, more):\n    return 1.0\n"
+    )
     done = _cli("simulate", "--policy", f"{file}:pick", "--runs", run_log, "--out", tmp_path)
     _one_message(done, "'pick'", "pure function", "view.draw")
     done = _cli("simulate", "--policy", f"{file}:pcik", "--runs", run_log, "--out", tmp_path)
     _one_message(done, "did you mean 'pick'?")
+    for name, words in (("fail", "KeyError near line 8"), ("word", "ValueError"), ("two", "Type")):
+        done = _cli("simulate", "--policy", f"{file}:{name}", "--runs", run_log, "--out", tmp_path)
+        _one_message(done, words, "one float for every running request")
     done = _cli("simulate", "--policy", "absent.py:pick", "--runs", run_log, "--out", tmp_path)
     _one_message(done, "absent.py does not exist")
 
@@ -172,6 +179,78 @@ def test_a_request_larger_than_the_pool_is_refused_and_counted(
         "--tagged", "20", "--out", tmp_path, "--jobs", "1",
     )  # fmt: skip
     _one_message(too_small, "none of 20 tagged requests was accepted", "enlarge the KV pool")
+
+
+def test_one_run_a_request_has_no_oracle_and_every_verb_says_so(
+    runs: list[DecodeRun], tmp_path: Path
+) -> None:
+    log = tmp_path / "k1.parquet"
+    write_runs([run for run in runs if run.repeat == 1], log, {})
+    _one_message(_cli("demo", "--runs", log, "--out", tmp_path / "d"), "collect with --repeats 2")
+    done = _cli("oracle", "describe", "--runs", log)
+    assert "every request ran once" in done.stdout
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(
+    run_log: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for command in (
+        ("demo", "--runs", run_log, "--out", file),
+        ("demo", "--runs", run_log, "--out", file / "below"),
+        ("simulate", "--policy", "fifo", "--runs", run_log, "--out", file),
+        ("train", "--family", "age-km", "--runs", run_log, "--out", file),
+        ("collect", "--out", file),
+    ):
+        _one_message(_cli(*command), "file")
+    folder = tmp_path / "ckpt"
+    assert _cli("train", "--family", "age-km", "--runs", run_log, "--out", folder).returncode == 0
+    again = _cli("train", "--family", "age-km", "--folds", "2", "--runs", run_log, "--out", folder)
+    _one_message(again, "is not empty")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("simulate", "--policy", "fifo", "--jobs", "0"), "0 processes"),
+        (("simulate", "--policy", "longest-remaining", "--signal", "none"), "reads a signal"),
+        (("simulate", "--policy", "fifo", "--runs", "absent.parquet"), "absent.parquet"),
+        (("simulate", "--policy", "pol.py"), "pol.py:function"),
+        (("oracle", "describe", "--ages", "a,b"), "whole numbers"),
+        (("oracle", "describe", "--ages", "-5"), "whole numbers"),
+        (("train", "--family", "gbm-hazard", "--set", "settings.features=[1,2]"), "like"),
+        (("collect", "--model", "tests", "--out", "out/x"), "cannot be loaded"),
+        (("collect", "--prompts", "tests", "--out", "out/x"), "is a folder"),
+        (("score", "--checkpoint", "tests"), "config.json"),
+    ],
+)
+def test_wrong_arguments_end_in_one_message(arguments: tuple[str, ...], word: str) -> None:
+    _one_message(_cli(*arguments), word)
+
+
+def test_json_is_strict(run_log: Path, tmp_path: Path) -> None:
+    done = _cli(
+        "simulate", "--policy", "fifo", "--blocks", "2001", "--runs", run_log, "--seeds", "2",
+        "--tagged", "10", "--out", tmp_path, "--jobs", "1", "--json",
+    )  # fmt: skip
+    rows = json.loads(done.stdout, parse_constant=pytest.fail)["rows"]
+    assert rows[1]["difference"]["correlation"] is None  # nothing varies without pressure
+
+
+def test_score_takes_a_cross_fit_and_shows_the_floor(run_log: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cf"
+    done = _cli(
+        "train", "--family", "countdown", "--folds", "2", "--runs", run_log, "--out", folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "age-km" in done.stdout
+    config = json.loads((folder / "fold-0" / "config.json").read_text())
+    assert {"lifo", "age-km", "countdown"} <= {row["signal"] for row in config["metrics"]}
+    done = _cli("score", "--checkpoint", folder, "--runs", run_log)
+    assert done.returncode == 0, done.stderr
+    assert "age-km" in done.stdout
+    assert "countdown" in done.stdout
 
 
 def test_k_of_one_runs_as_an_oracle_and_prompts_unseen_fall_back(

@@ -82,6 +82,14 @@ def test_progress_equals_its_slow_definition(
         assert record.in_thinking == float(bool(marks) and marks[-1] == 0)
 
 
+def test_a_prompt_that_ends_thinking_starts_thinking() -> None:
+    tracker = ProgressTracker(2, think_open=0, think_close=1, starts_thinking=True)
+    for token in (5, 6, 1, 7):
+        tracker.update(token, "x", 0.0, 0.0)
+    assert [record.in_thinking for record in tracker.records] == [1.0, 0.0]
+    assert tracker.thinking_tokens == 3
+
+
 def test_progress_stride_must_be_positive() -> None:
     with pytest.raises(InvalidInput, match="stride is 0"):
         ProgressTracker(0)
@@ -130,6 +138,9 @@ class _Broken:
         if self.fault == "future":
             seen = [0 if r.progress is None else len(r.progress.values) for r in requests]
             return np.maximum(1.0, answer / (1 + np.array(seen)))
+        if self.fault == "late future":
+            seen = [0 if r.progress is None else len(r.progress.values) for r in requests]
+            return np.where(ages >= 32, np.maximum(1.0, answer / (1 + np.array(seen))), answer)
         if self.fault == "zero":
             return answer * 0
         if self.fault == "state":
@@ -143,6 +154,7 @@ class _Broken:
     ("fault", "message"),
     [
         ("future", "reads the future"),
+        ("late future", "reads the future"),
         ("zero", "must lie between"),
         ("state", "answered twice differently"),
         ("order", "depends on the order"),

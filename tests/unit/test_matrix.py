@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contracts.errors import InvalidInput, LeakageError, UnknownName
+from contracts.runs import sha256_text
+from contracts.signals import build_grid, signal_request
 from eval.cells import read_cells
 from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_matrix, run_seed, task_key
-from eval.signal_sources import SignalSource
+from eval.signal_sources import SignalSource, load_signal, split_truth
 from eval.summary import format_table, summarise
+from oracles.empirical import Clairvoyant
+from predictors.age_km import AgeKmSettings
 from preemptbench.demo import demo_matrix
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import read_runs, write_runs
+from training.rows import training_set
+
+RUN = synthetic_runs(num_prompts=1, repeats=1, seed=0)[0]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +40,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> MatrixConfig:
         policies=("lifo", "longest-remaining"),
         pressures=(Pressure("tight", 41), Pressure("ample", 4001)),
     )
-    return replace(config, num_warmup=4, num_tagged=20, num_filler=20, rate_per_s=6.0)
+    return replace(config, num_warmup=4, num_tagged=20, rate_per_s=6.0)
 
 
 def test_signals_meet_only_policies_that_read_them(config: MatrixConfig) -> None:
@@ -67,6 +78,8 @@ def test_matrix_scores_every_cell_and_resumes_to_the_same_bytes(
 def test_summary_pairs_with_lifo(config: MatrixConfig, tmp_path: Path) -> None:
     cells = run_matrix(config, tmp_path, num_jobs=1)
     rows = summarise(cells)
+    with pytest.raises(InvalidInput, match="holds a seed twice"):
+        summarise([*cells, *cells])
     assert [row.label for row in rows[:3]] == [
         "lifo", "longest-remaining / oracle", "longest-remaining / clairvoyant",
     ]  # fmt: skip
@@ -121,6 +134,82 @@ def test_one_repeat_has_no_oracle_and_says_what_to_do(config: MatrixConfig, tmp_
         run_seed(replace(config, runs=path), 0, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policies": ("lifo", "lifo")}, "a policy stands twice"),
+        ({"signals": (SignalSource("none"), SignalSource("none"))}, "a signal stands twice"),
+        ({"pressures": (Pressure("a", 41), Pressure("a", 42))}, "a pressure stands twice"),
+        ({"signals": (SignalSource("none"),)}, "'longest-remaining' reads a signal"),
+        ({"signals": (SignalSource("oracle"),)}, "'lifo' reads no signal"),
+        ({"runs": Path("absent.parquet")}, "does not exist"),
+    ],
+)
+def test_a_matrix_that_would_count_twice_or_drop_a_policy_is_refused(
+    config: MatrixConfig, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        replace(config, **change)
+
+
+@pytest.mark.parametrize("name", ["clairvoyant", "none", "oracle", "oracle-4"])
+def test_a_predictor_cannot_carry_the_name_of_a_bound(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="is reserved"):
+        SignalSource.parse(f"{name}={tmp_path}")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8))
+def test_truth_is_one_run_a_request_however_repeats_are_numbered(
+    shape: list[tuple[int, int]],
+) -> None:
+    """Any K a request, numbered from anywhere, with gaps: nothing is dropped, nothing shared."""
+    runs = [
+        replace(RUN, request_key=f"q{i}", run_id=f"q{i}-{k}", repeat=first + 2 * k)
+        for i, (first, num_runs) in enumerate(shape)
+        for k in range(num_runs)
+    ]
+    for seed in (0, 1, 7):
+        truth, others = split_truth(runs, seed)
+        assert sorted(run.request_key for run in truth) == sorted(
+            f"q{i}" for i in range(len(shape))
+        )
+        assert {r.run_id for r in truth} | {r.run_id for r in others} == {r.run_id for r in runs}
+        assert len(truth) + len(others) == len(runs)
+
+
+def test_equal_prompt_ids_of_two_benchmarks_do_not_hide_a_leak(tmp_path: Path) -> None:
+    ours = synthetic_runs(num_prompts=8, repeats=2, seed=1)
+    theirs = [
+        replace(r, benchmark="other", prompt_sha256=sha256_text(r.prompt_id), run_id=f"x{r.run_id}")
+        for r in ours
+    ]
+    AgeKmSettings().fit(training_set(ours)).save_pretrained(tmp_path)
+    load_signal("age-km", tmp_path, theirs)
+    for runs in (ours, [*ours, *theirs], [*theirs, *ours]):
+        with pytest.raises(LeakageError, match="was trained on prompt"):
+            load_signal("age-km", tmp_path, runs)
+
+
+def test_a_policy_file_and_what_it_imports_are_part_of_the_key(
+    config: MatrixConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def pick(view):\n    return view.kv_blocks\n")
+    mine = replace(config, policies=("lifo", f"{tmp_path / 'mine.py'}:pick"))
+    key = task_key(mine, 0)
+    assert task_key(mine, 0) == key
+    (tmp_path / "helper.py").write_text("W = 1\n")
+    assert task_key(mine, 0) != key
+
+
+def test_a_grid_of_another_workload_is_an_error_not_a_neighbours_answer() -> None:
+    requests = [signal_request(run) for run in synthetic_runs(num_prompts=3, repeats=1, seed=1)]
+    grid = build_grid(Clairvoyant(synthetic_runs(num_prompts=3, repeats=1, seed=1)), requests,
+                      horizons=np.array([7, 7, 7]))  # fmt: skip
+    grid.read(0, 7)
+    with pytest.raises(InvalidInput, match="built for another workload or a shorter horizon"):
+        grid.read(0, 8)
+
+
 def test_bad_names_and_damaged_results_are_one_message(
     config: MatrixConfig, tmp_path: Path
 ) -> None:
@@ -129,14 +218,18 @@ def test_bad_names_and_damaged_results_are_one_message(
     with pytest.raises(InvalidInput, match="neither none, oracle"):
         SignalSource.parse("orcale")
     runs = list(read_runs(config.runs))
-    truth = [run for run in runs if run.repeat == 1]
-    others = [run for run in runs if run.repeat != 1]
+    truth, others = split_truth(runs, 1)
     one = SignalSource.parse("oracle-1").build(truth, others)
     assert one is not None
     assert one.source_run_ids == {run.run_id for run in runs if run.repeat == 2}
     with pytest.raises(InvalidInput, match="collect with --repeats 4"):
         SignalSource.parse("oracle-3").build(truth, others)
     path = run_seed(config, 0, tmp_path)
+    import pyarrow.parquet as pq
+
+    pq.write_table(pq.read_table(path).drop_columns(["breach"]), tmp_path / "old.parquet")
+    with pytest.raises(InvalidInput, match="delete it"):
+        read_cells(tmp_path / "old.parquet")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InvalidInput, match="delete it"):
         read_cells(path)

@@ -21,7 +21,7 @@ from predictors.registry import FAMILIES, load_predictor
 from preemptbench.cli_train import score, train
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import RunLog, write_runs
-from training.crossfit import crossfit
+from training.crossfit import crossfit, save_crossfit
 from training.evaluate import LeaveOneOut, evaluate, unseen_runs
 from training.fit import fit_recipe, main
 from training.recipe import default_recipe, read_recipe, updated, with_overrides
@@ -111,7 +111,8 @@ def test_a_shard_and_a_log_read_alike(log_path: Path, tmp_path: Path) -> None:
 
 def test_crossfit_never_scores_a_prompt_it_saw(tmp_path: Path) -> None:
     settings = GbmHazardSettings(num_landmarks=3)
-    signal = crossfit(RUNS, "gbm-hazard", num_folds=3, seed=5, out_dir=tmp_path, settings=settings)
+    signal = crossfit(RUNS, "gbm-hazard", num_folds=3, seed=5, settings=settings)
+    save_crossfit(signal, tmp_path, ())
     folds = set()
     for run in RUNS:
         fold = signal.fold(signal_request(run))
@@ -124,7 +125,8 @@ def test_crossfit_never_scores_a_prompt_it_saw(tmp_path: Path) -> None:
 
 
 def test_a_cross_fitted_answer_is_its_folds_checkpoint(tmp_path: Path) -> None:
-    signal = crossfit(RUNS, "age-km", num_folds=2, out_dir=tmp_path)
+    signal = crossfit(RUNS, "age-km", num_folds=2)
+    save_crossfit(signal, tmp_path, ())
     requests = [signal_request(run) for run in RUNS[:20]]
     grid = build_grid(signal, requests)
     for row, request in enumerate(requests):
@@ -137,14 +139,14 @@ def test_crossfit_is_deterministic_and_reports(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     settings = GbmHazardSettings(num_landmarks=2)
     for name in ("a", "b"):
-        crossfit(
+        signal = crossfit(
             RUNS,
             "gbm-hazard",
             num_folds=2,
-            out_dir=tmp_path / name,
             settings=settings,
             on_fold=lambda done, total: seen.append((done, total)),
         )
+        save_crossfit(signal, tmp_path / name, ())
     assert seen == [(1, 2), (2, 2)] * 2
     for file in sorted((tmp_path / "a").rglob("*.*")):
         assert file.read_bytes() == (tmp_path / "b" / file.relative_to(tmp_path / "a")).read_bytes()
@@ -154,11 +156,11 @@ def test_scoring_on_a_training_prompt_is_refused() -> None:
     predictor = AgeKmSettings().fit(training_set(RUNS[:60]))
     with pytest.raises(LeakageError, match="was trained on prompt"):
         evaluate([predictor], RUNS)
-    assert {run.prompt_id for run in unseen_runs(predictor, RUNS)} == {
+    assert {run.prompt_id for run in unseen_runs([predictor], RUNS)} == {
         run.prompt_id for run in RUNS[60:]
     }
     with pytest.raises(LeakageError, match="every prompt"):
-        unseen_runs(predictor, RUNS[:60])
+        unseen_runs([predictor], RUNS[:60])
 
 
 def test_the_ceiling_answers_a_run_by_its_siblings() -> None:
@@ -212,7 +214,7 @@ def test_the_verbs_train_and_score(log_path: Path, tmp_path: Path) -> None:
     scored = CliRunner().invoke(score, args, catch_exceptions=False)
     again = json.loads(scored.stdout)["scores"]
     # the prompts held out of training are what score finds unseen: same rows, same numbers
-    assert again[3] == printed["scores"][4]
+    assert again[4] == printed["scores"][4]
     table = CliRunner().invoke(score, args[:-1], catch_exceptions=False)
     assert table.stdout.splitlines()[4].startswith("gbm-hazard")
 
