@@ -40,6 +40,11 @@ from preemptbench.progress import Bar
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Arrivals a second.")
 @click.option(
+    "--cv",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Coefficient of variation of the gaps: 1 is Poisson, more is burstier (gamma).",
+)
+@click.option(
     "--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds after arrival."
 )
 @click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
@@ -61,6 +66,7 @@ def simulate(
     runs_path: Path,
     blocks: tuple[int, ...],
     rate: float | None,
+    cv: float | None,
     deadline: float | None,
     tagged: int | None,
     profile: str | None,
@@ -86,6 +92,7 @@ def simulate(
         config,
         signals=tuple(SignalSource.parse(text) for text in sources),
         rate_per_s=rate or config.rate_per_s,
+        arrival_cv=cv or config.arrival_cv,
         deadline_s=deadline or config.deadline_s,
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,

@@ -61,12 +61,18 @@ def verdict(rows: Sequence[SummaryRow]) -> str:
         best = min(here, key=lambda row: row.breach)
         d = best.difference
         assert d is not None
+        least = (
+            f"least is {best.label} with {best.breach:.1%} "
+            f"({d.mean:+.1f} pp, {d.low:+.1f} to {d.high:+.1f})"
+            if best.breach < lifo.breach
+            else "no alternative breaches less"
+        )
         lower = sum(r.difference is not None and r.difference.high < 0 for r in here)
         higher = sum(r.difference is not None and r.difference.low > 0 for r in here)
         lines.append(
-            f"KV pressure {pressure}: LIFO breaches {lifo.breach:.1%}; least is {best.label} with "
-            f"{best.breach:.1%} ({d.mean:+.1f} pp, {d.low:+.1f} to {d.high:+.1f}); of {len(here)} "
-            f"alternatives {lower} lie below LIFO and {higher} above (interval excludes 0)."
+            f"KV pressure {pressure}: LIFO breaches {lifo.breach:.1%}; {least}; of "
+            f"{len(here)} alternatives {lower} lie below LIFO and {higher} above (their intervals "
+            "exclude 0)."
         )
     expected = 0.05 * len(compared)
     return "\n".join(lines) + (
@@ -111,6 +117,14 @@ def write_demo_report(result: DemoResult, path: Path) -> Path:
         ],
     )
     return path
+
+
+def _halves(rows: Sequence[SummaryRow]) -> list[str]:
+    return [
+        f"{row.breach_by_half[0]:.1%} and {row.breach_by_half[1]:.1%} ({row.pressure})"
+        for row in rows
+        if row.policy == BASELINE
+    ]
 
 
 def _quality_html(quality: Sequence[SignalQuality]) -> str:
@@ -165,13 +179,17 @@ def _method(result: DemoResult) -> str:
             f"replacement, and lets them arrive as a Poisson process at {config.rate_per_s:g} a "
             f"second. The deadline is {config.deadline_s:g} s after arrival. Lengths are as "
             "collected; nothing is stretched.",
+            "In the earlier and the later half of the scored arrivals LIFO breaches "
+            + "; ".join(_halves(result.rows))
+            + ". Where the later half is much worse the queue grows for as long as one watches: "
+            "that pressure is an overload, and its breach depends on the length of the run.",
             "The oracle of a seed is built from the other repeats of the same prompts; predictors "
             "are cross-fitted, so that no request is scored by one that saw its prompt; the "
             "clairvoyant signal reads the truth itself and is only a bound.",
             f"The engine follows the vLLM V1 scheduler: {engine.block_size}-token blocks, "
             f"{engine.max_num_batched_tokens} batched tokens, {engine.max_num_seqs} sequences, "
             "full-prompt admission gate, recompute on preemption with soft KV. KV load if every "
-            f"request ran alone, as a share of the pool: {load}.",
+            f"request ran alone, as a share of the pool: {load} (in a batch it is higher).",
             f"Step time: profile {profile.name}. Source: {profile.source}. Licence: "
             f"{profile.licence}.",
             f"Wall time: {seconds}.",

@@ -216,7 +216,7 @@ def test_the_verbs_train_and_score(log_path: Path, tmp_path: Path) -> None:
     # the prompts held out of training are what score finds unseen: same rows, same numbers
     assert again[4] == printed["scores"][4]
     table = CliRunner().invoke(score, args[:-1], catch_exceptions=False)
-    assert table.stdout.splitlines()[4].startswith("gbm-hazard")
+    assert table.stdout.splitlines()[5].startswith("gbm-hazard")
 
 
 def test_the_script_takes_a_recipe_and_explains_itself(log_path: Path, tmp_path: Path) -> None:
