@@ -120,9 +120,9 @@ class DistributionalSignal(RemainingSignal, Protocol):
 class RemainingGrid:
     """A signal's answers for every request of a workload at every ``stride`` tokens of age.
 
-    Request i at age a reads ``remaining[offsets[i] + a // stride]`` and counts down the
-    ``a % stride`` tokens written since. ``upper`` is a quantile at ``upper_level`` (NaN when the
-    signal has none). Request i was answered from the runs ``sources[source_of[i]]``.
+    Request i at age a reads ``remaining[offsets[i] + a // stride]`` (``offsets`` is (n + 1,)) and
+    counts down the ``a % stride`` tokens written since. ``upper`` is a quantile at ``upper_level``
+    (NaN when the signal has none). Request i was answered from the runs ``sources[source_of[i]]``.
     """
 
     name: str
@@ -138,6 +138,12 @@ class RemainingGrid:
     def __post_init__(self) -> None:
         if self.stride < 1:
             raise InvalidInput(f"grid stride is {self.stride}: it must be at least 1 token")
+        if len(self.offsets) != len(self.source_of) + 1 or self.offsets[-1] != len(self.remaining):
+            raise InvalidInput(
+                f"grid {self.name!r}: {len(self.offsets)} offsets end at {self.offsets[-1]} for "
+                f"{len(self.source_of)} requests and {len(self.remaining)} answers; give one "
+                "offset a request and the total"
+            )
         bad = np.flatnonzero(~(np.isfinite(self.remaining) & (self.remaining >= 1.0)))
         if bad.size:
             row = int(np.searchsorted(self.offsets, bad[0], side="right")) - 1

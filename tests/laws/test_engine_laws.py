@@ -66,7 +66,7 @@ def clairvoyant_grid(workload: Workload, bias: float = 1.0) -> RemainingGrid:
     ages = 4 * np.arange(slots)
     left = np.maximum(1.0, bias * (workload.output_tokens[:, None] - ages[None, :])).ravel()
     return RemainingGrid(
-        "truth", 4, slots * np.arange(len(workload)), left, left, 0.9, (frozenset(),),
+        "truth", 4, slots * np.arange(len(workload) + 1), left, left, 0.9, (frozenset(),),
         np.zeros(len(workload), np.int64), clairvoyant=True,
     )  # fmt: skip
 

@@ -147,7 +147,7 @@ def test_waiting_is_counted_up_to_the_end_of_the_run() -> None:
 def grid(jobs: Workload) -> RemainingGrid:
     left = jobs.output_tokens.astype(np.float64)
     return RemainingGrid(
-        "flat", 64, np.arange(len(jobs)), left, left * 2, 0.9, (frozenset(),),
+        "flat", 64, np.arange(len(jobs) + 1), left, left * 2, 0.9, (frozenset(),),
         np.zeros(len(jobs), np.int64),
     )  # fmt: skip
 
