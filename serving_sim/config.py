@@ -18,8 +18,9 @@ class EngineConfig:
     ``num_blocks`` counts vLLM's null block, so ``num_blocks - 1`` are usable. ``scheduling`` is
     the order of the waiting queue (and, without a policy, of the victims). ``reserve_full_isl``
     admits a request only when its whole known sequence fits; ``watermark`` is the share of blocks
-    kept free at admission while something runs. ``enable_prefix_caching`` is own-prefix only:
-    freed blocks stay reusable by the request that filled them until they are overwritten.
+    kept free at admission while something runs. With ``enable_prefix_caching`` a filled block can
+    be found again, by its request or by one with the same prefix, until it is overwritten. Under
+    ``async_scheduling`` a step is planned before the one before it returned.
 
     ``trust_withdrawn_blocks`` copies a fault of vLLM 0.33.0 (decision log 0036, step 1349): a
     victim that was already scheduled in the same step leaves blocks which are marked as filled
@@ -59,11 +60,6 @@ class EngineConfig:
             )
         if not self.drain_s >= 0.0:
             raise InvalidInput(f"engine drain_s is {self.drain_s}: it must be at least 0 s")
-        if self.async_scheduling:
-            raise InvalidInput(
-                "async_scheduling is True: the step engine plans a step only after the one before "
-                "it returned; set async_scheduling=False"
-            )
         self._check_whole_prompts()
 
     def _check_whole_prompts(self) -> None:

@@ -251,7 +251,6 @@ def test_a_clock_that_runs_backwards_is_a_law_broken(step_s: float) -> None:
         ({"drain_s": -1.0}, "drain_s is -1.0"),
         ({"drain_s": float("nan")}, "drain_s is nan"),
         ({"enable_chunked_prefill": False}, "set max_model_len to at most"),
-        ({"async_scheduling": True}, "set async_scheduling=False"),
     ],
 )
 def test_a_bad_setting_says_its_bound(settings: dict[str, object], message: str) -> None:
