@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from contracts.errors import InvalidInput, unknown_name
 
 Scheduling = Literal["fcfs", "priority"]
+VllmVersion = Literal["0.15", "0.20", "0.27", "0.33"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,10 @@ class EngineConfig:
     although that step never ran for it, and may "find" them when it resumes. Off, such blocks
     hold nothing; only victims other than the youngest can tell the difference.
 
+    ``vllm_version`` is the series whose rules are followed where they differ
+    (docs/vllm_versions.md). ``long_prefill_token_threshold_adaptive`` lifts the threshold to an
+    equal share of the budget.
+
     ``drain_s`` bounds the wait for the tagged requests after the last of them arrived;
     ``max_idle_steps`` is how many steps may pass without one output token.
     """
@@ -40,10 +45,12 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
     reserve_full_isl: bool = True
     watermark: float = 0.0
     async_scheduling: bool = False
     trust_withdrawn_blocks: bool = False
+    vllm_version: VllmVersion = "0.33"
     drain_s: float = math.inf
     max_idle_steps: int = 20_000
 
@@ -52,8 +59,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise InvalidInput(f"engine {name} is {value!r}: give a whole number >= {least}")
-        if self.scheduling not in get_args(Scheduling):
-            raise unknown_name("scheduling", str(self.scheduling), get_args(Scheduling))
+        for name, known in (("scheduling", Scheduling), ("vllm_version", VllmVersion)):
+            if getattr(self, name) not in get_args(known):
+                raise unknown_name(name, str(getattr(self, name)), get_args(known))
         if not 0.0 <= self.watermark < 1.0:
             raise InvalidInput(
                 f"engine watermark is {self.watermark}: it must be a share of blocks in [0, 1)"
@@ -82,6 +90,11 @@ class EngineConfig:
     def watermark_blocks(self) -> int:
         """Blocks kept free at admission while something runs."""
         return int(self.watermark * self.num_blocks)
+
+    def follows(self, version: VllmVersion) -> bool:
+        """Say whether the scheduler is that of ``version`` or of a later one."""
+        known = get_args(VllmVersion)
+        return bool(known.index(self.vllm_version) >= known.index(version))
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold ``tokens``."""

@@ -42,10 +42,14 @@ class Scheduler:
         self.config = config
         self.running: list[LiveRequest] = []
         self.waiting = PriorityQueue() if config.scheduling == "priority" else WaitingQueue()
-        self.pool = BlockPool(config.usable_blocks, checks=checks)
+        self.pool = BlockPool(
+            config.usable_blocks, blank_first=config.follows("0.27"), checks=checks
+        )
         self.num_preemptions = 0
         self._choose_victim = choose_victim
         self._num_admissions = 0
+        self._lone_is_spared = config.follows("0.33")
+        self._self_victim_ends_step = not config.follows("0.33")
 
     def begin(self, now_s: float) -> StepPlan:
         """Return the empty plan of a step that starts at ``now_s``."""
@@ -55,7 +59,8 @@ class Scheduler:
         """Give each running request its next tokens, evicting until their blocks are free.
 
         A victim may stand before the cursor (it was scheduled already: its tokens return to the
-        budget), behind it, or be the very request that asked; the loop then goes on with the next.
+        budget), behind it, or be the very request that asked; the loop then goes on with the next
+        (up to vLLM 0.27, it ends).
         """
         running, pool, block_size = self.running, self.pool, self.config.block_size
         chunk_limit = self._chunk_limit()
@@ -79,6 +84,9 @@ class Scheduler:
                     request.blocks += pool.take(request.index, missing)
                 self._schedule(request, tokens, plan)
                 cursor += 1
+                continue
+            if self._self_victim_ends_step:
+                break
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in queue order while budget, seats and blocks last."""
@@ -140,12 +148,15 @@ class Scheduler:
         )
 
     def _chunk_limit(self) -> int:
-        """Tokens one request may compute in this step (long-prefill threshold, 0.33.0 rule)."""
+        """Tokens one request may compute in this step; the threshold spares who is alone."""
         config = self.config
+        threshold = config.long_prefill_token_threshold
         num_requests = len(self.running) + len(self.waiting)
-        if not config.long_prefill_token_threshold or num_requests <= 1:
+        if not threshold or (num_requests <= 1 and self._lone_is_spared):
             return config.max_num_batched_tokens
-        return config.long_prefill_token_threshold
+        if config.long_prefill_token_threshold_adaptive:
+            return max(threshold, config.max_num_batched_tokens // num_requests)
+        return threshold
 
     def _admit(self, request: LiveRequest, found: list[int], tokens: int, plan: StepPlan) -> None:
         hit_tokens = len(found) * self.config.block_size
