@@ -1,6 +1,6 @@
 """The real vLLM scheduler on a CPU, fed requests that share prefixes or stop before their cap.
 
-Runs in an environment that has vLLM (0.33), not in ours, and imports nothing of this repository:
+Runs in an environment that has vLLM (0.15 to 0.33), not in ours, and imports nothing from here:
 
     python benchmarks/vllm_prefix_driver.py workloads.jsonl LOG_FOLDER [--driver vllm_driver.py]
 
@@ -61,6 +61,11 @@ def accepted(call: Any, **values: Any) -> Any:
     return call(**{name: value for name, value in values.items() if name in names})
 
 
+def no(*_: Any, **__: Any) -> bool:
+    """Say no to whatever is asked."""
+    return False
+
+
 def build_scheduler(engine: dict[str, Any]) -> Any:
     """Return vLLM's scheduler for one full-attention group, built without a model."""
     import torch
@@ -110,7 +115,7 @@ def build_scheduler(engine: dict[str, Any]) -> Any:
         config.scheduler_config.get_scheduler_cls(),
         vllm_config=config,
         kv_cache_config=kv_cache,
-        structured_output_manager=Bag(should_advance=lambda *_: False, accept_tokens=lambda *_: 1),
+        structured_output_manager=Bag(should_advance=no, accept_tokens=lambda *_: True),
         block_size=engine["block_size"],
         log_stats=False,
     )
@@ -133,6 +138,7 @@ def build_request(row: dict[str, Any], index: int, engine: dict[str, Any]) -> An
             max_tokens=cap, ignore_eos=True, stop_token_ids=[STOP_TOKEN]
         ),
         pooling_params=None,
+        eos_token_id=None,
         arrival_time=row.get("arrival", 0.0),
         priority=row.get("priority", 0),
         block_hasher=block_hasher(engine["block_size"])
@@ -291,13 +297,16 @@ def main() -> None:
     parser.add_argument("--driver", type=Path)
     parser.add_argument("--max-steps", type=int, default=1_000_000_000)
     options = parser.parse_args()
+    import vllm
+
+    version = vllm.__version__
     other = load_driver(options.driver) if options.driver else None
     options.folder.mkdir(parents=True, exist_ok=True)
     lines = options.workloads.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         workload = json.loads(line)
         with (options.folder / f"{number:04d}.jsonl").open("w", encoding="utf-8") as log:
-            log.write(json.dumps(workload) + "\n")
+            log.write(json.dumps({"vllm_version": version} | workload) + "\n")
             if other is not None and is_plain(workload):
                 engine = other.EngineCfg(**workload["engine"], stub_config=True)
                 other.run(

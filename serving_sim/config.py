@@ -12,6 +12,12 @@ Scheduling = Literal["fcfs", "priority"]
 VllmVersion = Literal["0.15", "0.20", "0.27", "0.33"]
 
 
+def follows(version: VllmVersion, other: VllmVersion) -> bool:
+    """Say whether ``version`` is ``other`` or a later series."""
+    known = get_args(VllmVersion)
+    return bool(known.index(version) >= known.index(other))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of the vLLM V1 scheduler that this engine follows; names and defaults are vLLM's.
@@ -68,6 +74,13 @@ class EngineConfig:
             )
         if not self.drain_s >= 0.0:
             raise InvalidInput(f"engine drain_s is {self.drain_s}: it must be at least 0 s")
+        for name, version in SINCE.items():
+            value = getattr(self, name)
+            if value and not self.follows(version):
+                raise InvalidInput(
+                    f"engine {name} is {value!r}, which came with vLLM {version}, but vllm_version "
+                    f"is {self.vllm_version!r}: set it to {type(value)()!r}"
+                )
         self._check_whole_prompts()
 
     def _check_whole_prompts(self) -> None:
@@ -93,8 +106,7 @@ class EngineConfig:
 
     def follows(self, version: VllmVersion) -> bool:
         """Say whether the scheduler is that of ``version`` or of a later one."""
-        known = get_args(VllmVersion)
-        return bool(known.index(self.vllm_version) >= known.index(version))
+        return follows(self.vllm_version, version)
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold ``tokens``."""
@@ -113,4 +125,10 @@ _LEAST = {
     "max_model_len": 2,
     "long_prefill_token_threshold": 0,
     "max_idle_steps": 1,
+}
+# settings that older series lack
+SINCE: dict[str, VllmVersion] = {
+    "reserve_full_isl": "0.20",
+    "watermark": "0.27",
+    "long_prefill_token_threshold_adaptive": "0.33",
 }

@@ -23,7 +23,7 @@ from contracts.errors import InvalidInput
 from contracts.files import atomic_path
 from contracts.policy import Policy
 from contracts.records import COHORTS
-from serving_sim.config import EngineConfig, VllmVersion
+from serving_sim.config import SINCE, EngineConfig, VllmVersion, follows
 from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.profile import AffineProfile
 from traces.workload import Workload
@@ -109,13 +109,15 @@ def _version(path: Path, text: object) -> VllmVersion:
 def driver_config(engine: Mapping[str, Any], vllm_version: VllmVersion = "0.33") -> EngineConfig:
     """Return our settings of the driver's, with the one fault of vLLM that its logs show.
 
-    Raises InvalidInput for a key that nobody knows.
+    A setting that ``vllm_version`` lacks is off, as the driver does not pass it on. Raises
+    InvalidInput for a key that nobody knows.
     """
     for key in engine:
         if key not in (*_ENGINE_KEYS, *_DRIVER_DEFAULTS, *_IGNORED_KEYS):
             raise InvalidInput(f"driver setting {key!r} is unknown: remove it or correct its name")
     settings = _DRIVER_DEFAULTS | dict(engine)
     ours = {key: settings[key] for key in _ENGINE_KEYS if key in settings}
+    ours |= {key: 0 for key, since in SINCE.items() if not follows(vllm_version, since)}
     return EngineConfig(
         scheduling=settings["policy"],
         trust_withdrawn_blocks=True,

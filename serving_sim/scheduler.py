@@ -48,6 +48,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._choose_victim = choose_victim
         self._num_admissions = 0
+        self._counts_all_passed = config.follows("0.33")
         self._lone_is_spared = config.follows("0.33")
         self._self_victim_ends_step = not config.follows("0.33")
 
@@ -75,8 +76,9 @@ class Scheduler:
             missing = -(-(computed + tokens) // block_size) - len(request.blocks)
             while missing > pool.num_free:
                 at = self._choose_victim(running, plan.now_s)
+                moves_cursor = at < cursor and self._counts_as_passed(running[at], plan)
                 victim = self._preempt(at, plan)
-                cursor -= at < cursor
+                cursor -= moves_cursor
                 if victim is request:
                     break
             else:
@@ -87,6 +89,14 @@ class Scheduler:
                 continue
             if self._self_victim_ends_step:
                 break
+
+    def _counts_as_passed(self, victim: LiveRequest, plan: StepPlan) -> bool:
+        """Say whether the cursor moves back for a victim before it.
+
+        Up to vLLM 0.27 it stayed when the victim had been passed over (its last token was on the
+        way), so that the request behind the victim was skipped in that step.
+        """
+        return self._counts_all_passed or victim in plan.scheduled
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in queue order while budget, seats and blocks last."""

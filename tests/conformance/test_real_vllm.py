@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,9 @@ def real_logs(workloads: list[dict[str, Any]], folder: Path, *driver: str) -> li
     path = folder / "workloads.jsonl"
     path.write_text("".join(json.dumps(w) + "\n" for w in workloads), encoding="utf-8")
     program = ROOT / "benchmarks" / "vllm_prefix_driver.py"
-    done = subprocess.run(
-        [f"{ENV}/bin/python", program, path, folder / "logs", "--max-steps", str(MAX_STEPS), *driver],
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+    command = [f"{ENV}/bin/python", program, path, folder / "logs", *driver]
+    command += ["--max-steps", str(MAX_STEPS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return sorted((folder / "logs").glob("*.jsonl"))
 
@@ -81,9 +81,10 @@ def compare(paths: list[Path]) -> None:
     assert not differences, f"{len(differences)} of {len(logs)} differ:\n" + "\n".join(
         differences[:5]
     )
-    lines = [line for log in logs for line in log.steps()]
+    num_steps = sum(1 for log in logs for _ in log.steps())
     preempting = sum(any(line["preempted"] for line in log.steps()) for log in logs)
-    print(f"\n{len(logs)} workloads, {len(lines)} steps equal; {preempting} with preemptions")
+    message = f"\n{len(logs)} workloads, {num_steps} steps equal; {preempting} with preemptions\n"
+    sys.stderr.write(message)
     assert preempting >= len(logs) // 4
 
 
