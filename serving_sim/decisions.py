@@ -63,6 +63,16 @@ class DriverLog:
     totals: Mapping[str, int]
     vllm_version: VllmVersion = "0.33"
 
+    @property
+    def config(self) -> EngineConfig:
+        """The engine that the file asks for."""
+        return driver_config(self.engine, self.vllm_version)
+
+    @property
+    def profile(self) -> AffineProfile:
+        """The clock that the file asks for."""
+        return driver_profile(self.engine)
+
     def steps(self) -> Iterator[dict[str, Any]]:
         """Yield the logged steps in order (none for a bare workload)."""
         if _is_log(self.path):
@@ -169,9 +179,7 @@ def simulate_driver(
     on_step: Callable[[StepLog], None] | None = None,
 ) -> SimResult:
     """Run the workload of ``driver`` on the engine and the clock that it asks for."""
-    config = driver_config(driver.engine, driver.vllm_version)
-    profile = driver_profile(driver.engine)
-    return simulate(driver.workload, config, profile, policy, on_step=on_step)
+    return simulate(driver.workload, driver.config, driver.profile, policy, on_step=on_step)
 
 
 def write_log(driver: DriverLog, path: Path, policy: Policy | None = None) -> SimResult:
@@ -195,13 +203,12 @@ def write_log(driver: DriverLog, path: Path, policy: Policy | None = None) -> Si
 
 def totals(driver: DriverLog, result: SimResult) -> dict[str, int]:
     """Return the sums that a log's header ends with."""
-    config = driver_config(driver.engine, driver.vllm_version)
     return {
         "steps": result.num_steps,
         "finished": sum(r.state in ("completed", "length_capped") for r in result.records),
         "preemptions": result.num_preemptions,
         "sampled_tokens": sum(record.output_tokens for record in result.records),
-        "usable_blocks": config.usable_blocks,
+        "usable_blocks": driver.config.usable_blocks,
     }
 
 

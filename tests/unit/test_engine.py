@@ -86,6 +86,18 @@ def test_a_victim_that_was_scheduled_already_is_taken_back() -> None:
     assert result.computed_tokens == 26 + 27 + result.recomputed_tokens
 
 
+def test_what_a_withdrawn_victim_gives_back_goes_to_who_comes_after() -> None:
+    """Step 11: "a" has its token, "b" needs its block, and "c" prefills with what is left of 9."""
+    steps: list[StepLog] = []
+    policy = Policy("oldest id", lambda views: -views.request_id.astype(np.float64))
+    jobs = workload([7, 8, 40], [20, 20, 4], [0.0, 0.0, 7.0], cap=20)
+    config = replace(TIGHT, num_blocks=9, max_num_batched_tokens=9, reserve_full_isl=False)
+    simulate(jobs, config, SECOND, policy, on_step=steps.append)
+    assert steps[9].scheduled == {"a": 1, "b": 1, "c": 7}
+    assert steps[10].preempted == ("a",)
+    assert steps[10].scheduled == {"b": 1, "c": 8}
+
+
 AHEAD = replace(TIGHT, async_scheduling=True)
 
 
