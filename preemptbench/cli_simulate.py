@@ -19,7 +19,6 @@ from preemptbench.progress import Bar
     "--policy",
     "policies",
     multiple=True,
-    required=True,
     help="A built-in name, or path/to/file.py:function for one of your own. Repeatable.",
 )
 @click.option(
@@ -59,8 +58,23 @@ from preemptbench.progress import Bar
     show_default=True,
     help="Where cells and records go; a second start runs what is missing.",
 )
+@click.option(
+    "--workload",
+    "workload_path",
+    type=click.Path(path_type=Path),
+    help="Instead of the matrix, run one file: a workload of the vLLM driver (.json), or a "
+    "decision log (.jsonl, .jsonl.gz), whose header is one. Default policy: the engine's own.",
+)
+@click.option(
+    "--decisions",
+    "decisions_path",
+    type=click.Path(path_type=Path),
+    help="With --workload: write every step's decisions here, in the driver's form.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 def simulate(
+    context: click.Context,
     policies: tuple[str, ...],
     signals: tuple[str, ...],
     runs_path: Path,
@@ -73,9 +87,19 @@ def simulate(
     seeds: int,
     jobs: int,
     out_dir: Path,
+    workload_path: Path | None,
+    decisions_path: Path | None,
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
+    if workload_path is not None:
+        _refuse_matrix_options(context)
+        _simulate_file(workload_path, policies, decisions_path, as_json)
+        return
+    if decisions_path is not None:
+        raise click.UsageError("--decisions needs --workload: a matrix is thousands of runs.")
+    if not policies:
+        raise click.UsageError("Give at least one --policy, or --workload FILE.")
     from eval.matrix import Pressure, run_matrix
     from eval.named_policies import find_policy
     from eval.signal_sources import NO_SIGNAL, SignalSource
@@ -104,6 +128,42 @@ def simulate(
         click.echo(to_json({"rows": [asdict(row) for row in rows]}))
         return
     click.echo(format_table(rows))
+
+
+def _refuse_matrix_options(context: click.Context) -> None:
+    """Say so when an option was given that has no meaning for a single file."""
+    kept = ("policies", "workload_path", "decisions_path", "as_json")
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in kept and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]} does not go with --workload.")
+
+
+def _simulate_file(
+    workload_path: Path, policies: tuple[str, ...], decisions_path: Path | None, as_json: bool
+) -> None:
+    from eval.matrix import find_policy
+    from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
+
+    if len(policies) > 1:
+        raise click.UsageError("--workload runs once: give one --policy at most.")
+    policy = find_policy(policies[0]) if policies else None
+    driver = read_driver_file(workload_path)
+    if decisions_path is not None:
+        result = write_log(driver, decisions_path, policy)
+    else:
+        result = simulate_driver(driver, policy)
+    summary: dict[str, int | float] = {
+        **totals(driver, result),
+        "recomputed_tokens": result.recomputed_tokens,
+        "cache_hit_tokens": result.cache_hit_tokens,
+        "simulated_s": round(result.end_s, 6),
+    }
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    for name, value in summary.items():
+        click.echo(f"{name:<18} {value:>12}")
 
 
 @click.command()

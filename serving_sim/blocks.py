@@ -1,112 +1,125 @@
-"""The KV block pool: who owns a block, and in which order free blocks are taken again.
+"""The KV block pool: who uses a block, what it holds, and in which order free ones are taken.
 
-The order is vLLM's (vllm/v1/core/block_pool.py). A request returns its blocks last first. Blocks
-without content go to the head of the free queue and are taken first; blocks that hold a full,
-computed stretch of the request ("soft" KV) go to its tail, least recently freed first, and can be
-found again until they are taken. With prefix caching off nothing is soft.
+The order is vLLM's (vllm/v1/core/block_pool.py). A full block of known tokens is *published* under
+its content when the step that fills it is planned; from then on it can be found: by its own
+request after a preemption ("soft" KV), and by others that start with the same tokens. A request
+returns its blocks last first. Free blocks without published content go to the head of the free
+queue and are taken first; published ones go to its tail, and are lost when they are taken again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from contracts.errors import LawViolation
 
-_FREE = -1
+Content = tuple[int, int]
+"""(owner, position): the owner is a request's index, or below 0 a group with a common prefix."""
 
 
 class BlockPool:
-    """``num_blocks`` usable blocks. ``num_free`` counts soft blocks too.
+    """``num_blocks`` usable blocks, numbered from 1. ``num_free`` counts published ones too.
 
-    With ``checks`` every move is verified: a block has one owner at most, and free + used = total.
+    With ``checks`` every move is verified: only published blocks have several users, and
+    free + used = total. ``blank_first=False`` frees all blocks to the tail (vLLM before 0.27).
     """
 
-    def __init__(self, num_blocks: int, *, caching: bool, checks: bool = True) -> None:
+    def __init__(self, num_blocks: int, *, blank_first: bool = True, checks: bool = True) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self._caching, self._checks = caching, checks
-        self._blank = list(range(num_blocks, 0, -1))  # a stack: its end is the queue's head
-        self._soft: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        # content (request, position) -> blocks that hold it, first filled first
-        self._holders: dict[tuple[int, int], list[int]] = {}
-        self._content: dict[int, tuple[int, int]] = {}
-        self._owner = [_FREE] * (num_blocks + 1)
+        self._blank_first, self._checks = blank_first, checks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._users: dict[int, list[int]] = {}
+        self._content: dict[int, Content] = {}
+        self._holders: dict[Content, list[int]] = {}  # first published first
 
     def take(self, request: int, count: int) -> list[int]:
         """Give ``count`` blocks to ``request``; the caller made sure that they are free."""
-        taken = [self._pop() for _ in range(count)]
-        self._own(request, taken)
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            self.unpublish(block)
+            if self._checks and block in self._users:
+                raise LawViolation(
+                    f"KV block {block} is on the free list and used by {self._users[block]}"
+                )
+            self._users[block] = [request]
+        self._count(-count)
         return taken
 
-    def find(self, request: int, limit: int) -> list[int]:
-        """Return the free blocks that still hold the first (up to ``limit``) blocks of
-        ``request``, cut at the first one that was overwritten. Takes nothing."""
+    def find(self, contents: Iterable[Content]) -> list[int]:
+        """Return the blocks that hold ``contents``, up to the first that is nowhere."""
         found: list[int] = []
-        holders = self._holders
-        while len(found) < limit:
-            blocks = holders.get((request, len(found)))
-            if not blocks:
+        for content in contents:
+            holders = self._holders.get(content)
+            if not holders:
                 break
-            found.append(blocks[0])
+            found.append(holders[0])
         return found
 
-    def reuse(self, request: int, found: list[int]) -> None:
-        """Give the blocks that :meth:`find` returned back to ``request``."""
+    def count_free(self, blocks: list[int]) -> int:
+        """Return how many of ``blocks`` are free, so that sharing them takes them from the rest."""
+        return sum(block not in self._users for block in blocks)
+
+    def share(self, request: int, found: list[int]) -> None:
+        """Let ``request`` use the blocks that :meth:`find` returned, too."""
+        num_free = self.count_free(found)
         for block in found:
-            del self._soft[block]
-        self._own(request, found)
+            if block not in self._users:
+                del self._free[block]
+            self._users.setdefault(block, []).append(request)
+        self._count(-num_free)
 
-    def release(self, request: int, blocks: list[int], num_full: int) -> None:
-        """Take back the blocks of ``request``; the first ``num_full`` are full of computed KV."""
-        self._disown(request, blocks)
-        if not self._caching:
-            self._blank.extend(blocks)
+    def publish(self, block: int, content: Content) -> None:
+        """Let ``block`` be found under ``content`` until it is taken again."""
+        self._content[block] = content
+        self._holders.setdefault(content, []).append(block)
+
+    def unpublish(self, block: int) -> None:
+        """Forget what ``block`` holds, if it was published."""
+        content = self._content.pop(block, None)
+        if content is None:
             return
-        self._blank.extend(blocks[num_full:])
-        for position in range(num_full - 1, -1, -1):
-            block, content = blocks[position], (request, position)
-            if block not in self._content:
-                self._content[block] = content
-                self._holders.setdefault(content, []).append(block)
-            self._soft[block] = content
-
-    def _pop(self) -> int:
-        if self._blank:
-            return self._blank.pop()
-        block, content = self._soft.popitem(last=False)
-        del self._content[block]
         holders = self._holders[content]
         holders.remove(block)
         if not holders:
             del self._holders[content]
-        return block
 
-    def _own(self, request: int, blocks: list[int]) -> None:
-        self.num_free -= len(blocks)
+    def release(self, request: int, blocks: list[int]) -> None:
+        """Take back the blocks of ``request``; those that nobody else uses become free."""
+        freed = [block for block in reversed(blocks) if self._drop_user(block, request)]
+        for block in freed:
+            self._free[block] = None
+        if self._blank_first:
+            for block in reversed(freed):
+                if block not in self._content:
+                    self._free.move_to_end(block, last=False)
+        self._count(len(freed))
+
+    def _drop_user(self, block: int, request: int) -> bool:
+        """Say whether ``request`` was the last user."""
+        users = self._users.get(block, [])
         if self._checks:
-            for block in blocks:
-                self._expect_owner(block, _FREE)
-                self._owner[block] = request
-            self._check_sum()
+            if request not in users:
+                raise LawViolation(
+                    f"request {request} returns KV block {block}, which is used by "
+                    f"{users or 'nobody'}: a block is returned once by each user"
+                )
+            if len(users) > 1 and block not in self._content:
+                raise LawViolation(
+                    f"KV block {block} is used by {users}: only a published block has several users"
+                )
+        users.remove(request)
+        if not users:
+            del self._users[block]
+        return not users
 
-    def _disown(self, request: int, blocks: list[int]) -> None:
-        self.num_free += len(blocks)
-        if self._checks:
-            for block in blocks:
-                self._expect_owner(block, request)
-                self._owner[block] = _FREE
-
-    def _expect_owner(self, block: int, owner: int) -> None:
-        if self._owner[block] != owner:
+    def _count(self, change: int) -> None:
+        self.num_free += change
+        if self._checks and (
+            self.num_free != len(self._free) or self.num_free + len(self._users) != self.num_blocks
+        ):
             raise LawViolation(
-                f"KV block {block} belongs to request {self._owner[block]}, not to {owner} "
-                f"({_FREE} means free): a block has one owner"
-            )
-
-    def _check_sum(self) -> None:
-        listed = len(self._blank) + len(self._soft)
-        if listed != self.num_free:
-            raise LawViolation(
-                f"{listed} blocks are on the free list, but {self.num_blocks} in all less "
-                f"{self.num_blocks - self.num_free} owned make {self.num_free}"
+                f"{self.num_free} KV blocks should be free; {len(self._free)} are on the free list "
+                f"and {len(self._users)} used, of {self.num_blocks} in all"
             )

@@ -9,6 +9,13 @@ from typing import Literal, get_args
 from contracts.errors import InvalidInput, unknown_name
 
 Scheduling = Literal["fcfs", "priority"]
+VllmVersion = Literal["0.15", "0.20", "0.27", "0.33"]
+
+
+def follows(version: VllmVersion, other: VllmVersion) -> bool:
+    """Say whether ``version`` is ``other`` or a later series."""
+    known = get_args(VllmVersion)
+    return bool(known.index(version) >= known.index(other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +25,18 @@ class EngineConfig:
     ``num_blocks`` counts vLLM's null block, so ``num_blocks - 1`` are usable. ``scheduling`` is
     the order of the waiting queue (and, without a policy, of the victims). ``reserve_full_isl``
     admits a request only when its whole known sequence fits; ``watermark`` is the share of blocks
-    kept free at admission while something runs. ``enable_prefix_caching`` is own-prefix only:
-    freed blocks stay reusable by the request that filled them until they are overwritten.
+    kept free at admission while something runs. With ``enable_prefix_caching`` a filled block can
+    be found again, by its request or by one with the same prefix, until it is overwritten. Under
+    ``async_scheduling`` a step is planned before the one before it returned.
 
     ``trust_withdrawn_blocks`` copies a fault of vLLM 0.33.0 (decision log 0036, step 1349): a
     victim that was already scheduled in the same step leaves blocks which are marked as filled
     although that step never ran for it, and may "find" them when it resumes. Off, such blocks
     hold nothing; only victims other than the youngest can tell the difference.
+
+    ``vllm_version`` is the series whose rules are followed where they differ
+    (docs/vllm_versions.md). ``long_prefill_token_threshold_adaptive`` lifts the threshold to an
+    equal share of the budget.
 
     ``drain_s`` bounds the wait for the tagged requests after the last of them arrived;
     ``max_idle_steps`` is how many steps may pass without one output token.
@@ -39,10 +51,12 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
     reserve_full_isl: bool = True
     watermark: float = 0.0
     async_scheduling: bool = False
     trust_withdrawn_blocks: bool = False
+    vllm_version: VllmVersion = "0.33"
     drain_s: float = math.inf
     max_idle_steps: int = 20_000
 
@@ -51,19 +65,22 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise InvalidInput(f"engine {name} is {value!r}: give a whole number >= {least}")
-        if self.scheduling not in get_args(Scheduling):
-            raise unknown_name("scheduling", str(self.scheduling), get_args(Scheduling))
+        for name, known in (("scheduling", Scheduling), ("vllm_version", VllmVersion)):
+            if getattr(self, name) not in get_args(known):
+                raise unknown_name(name, str(getattr(self, name)), get_args(known))
         if not 0.0 <= self.watermark < 1.0:
             raise InvalidInput(
                 f"engine watermark is {self.watermark}: it must be a share of blocks in [0, 1)"
             )
         if not self.drain_s >= 0.0:
             raise InvalidInput(f"engine drain_s is {self.drain_s}: it must be at least 0 s")
-        if self.async_scheduling:
-            raise InvalidInput(
-                "async_scheduling is True: the step engine plans a step only after the one before "
-                "it returned; set async_scheduling=False"
-            )
+        for name, version in SINCE.items():
+            value = getattr(self, name)
+            if value and not self.follows(version):
+                raise InvalidInput(
+                    f"engine {name} is {value!r}, which came with vLLM {version}, but vllm_version "
+                    f"is {self.vllm_version!r}: set it to {type(value)()!r}"
+                )
         self._check_whole_prompts()
 
     def _check_whole_prompts(self) -> None:
@@ -87,6 +104,10 @@ class EngineConfig:
         """Blocks kept free at admission while something runs."""
         return int(self.watermark * self.num_blocks)
 
+    def follows(self, version: VllmVersion) -> bool:
+        """Say whether the scheduler is that of ``version`` or of a later one."""
+        return follows(self.vllm_version, version)
+
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold ``tokens``."""
         return -(-tokens // self.block_size)
@@ -104,4 +125,10 @@ _LEAST = {
     "max_model_len": 2,
     "long_prefill_token_threshold": 0,
     "max_idle_steps": 1,
+}
+# settings that older series lack
+SINCE: dict[str, VllmVersion] = {
+    "reserve_full_isl": "0.20",
+    "watermark": "0.27",
+    "long_prefill_token_threshold_adaptive": "0.33",
 }

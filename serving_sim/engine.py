@@ -7,6 +7,7 @@ that scheduler's own logs. A policy replaces only the choice of the victim.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,9 +48,10 @@ class StepLog:
 class SimResult:
     """One run. ``records`` are in workload order; token counts are sums over all requests.
 
-    ``computed_tokens`` include the ``recomputed_tokens`` (computed before, lost by preemption);
-    ``cache_hit_tokens`` were found again instead. ``signal_fallbacks`` counts decisions that met
-    a NaN score. ``drained`` says that every tagged request ended.
+    ``computed_tokens`` include the ``recomputed_tokens`` (computed before, lost by preemption) and
+    the ``discarded_tokens`` (planned ahead for a request that then ended; async scheduling only).
+    ``cache_hit_tokens`` were found instead. ``signal_fallbacks`` counts decisions that met a NaN
+    score. ``drained`` says that every tagged request ended.
     """
 
     records: tuple[RequestRecord, ...]
@@ -61,6 +63,7 @@ class SimResult:
     cache_hit_tokens: int
     signal_fallbacks: int
     drained: bool
+    discarded_tokens: int = 0
 
 
 def simulate(
@@ -81,7 +84,11 @@ def simulate(
     under PRIORITY. ``seed`` keys the policy's draws. Raises InvalidInput, NoProgressError, and
     with ``checks`` LawViolation.
     """
-    rule = _victim_rule(config, profile, policy, signal, seed)
+    rule: ChooseVictim
+    if policy is not None:
+        rule = PolicyRule(policy, signal, seed, profile.prefill_s_per_token)
+    else:
+        rule = least_urgent if config.scheduling == "priority" else youngest
     run = _Run(workload, config, profile, rule, checks)
     scheduler = run.scheduler
     while run.goes_on():
@@ -89,26 +96,17 @@ def simulate(
         if run.is_idle():
             run.jump_to_next_arrival()
             continue
-        plan = scheduler.begin(run.clock_s)
-        scheduler.schedule_running(plan)
-        scheduler.schedule_waiting(plan)
-        if on_step is not None:
-            on_step(run.step_log(plan))
-        run.advance_clock(plan)
-        run.apply_outputs(plan)
+        if scheduler.running or scheduler.waiting:
+            plan = scheduler.begin(run.clock_s)
+            scheduler.schedule_running(plan)
+            scheduler.schedule_waiting(plan)
+            if on_step is not None:
+                on_step(run.step_log(plan))
+            run.start(plan)
+            if run.may_plan_ahead(plan):
+                continue
+        run.finish_oldest()
     return run.result(deadline_seen=policy is not None and policy.reads_deadline)
-
-
-def _victim_rule(
-    config: EngineConfig,
-    profile: StepProfile,
-    policy: Policy | None,
-    signal: RemainingGrid | None,
-    seed: int,
-) -> ChooseVictim:
-    if policy is not None:
-        return PolicyRule(policy, signal, seed, profile.prefill_s_per_token)
-    return least_urgent if config.scheduling == "priority" else youngest
 
 
 class _Run:
@@ -126,13 +124,16 @@ class _Run:
         self.scheduler = Scheduler(config, rule, checks=checks)
         self.clock_s = 0.0
         self.num_steps = self.computed_tokens = self.recomputed_tokens = 0
+        self.discarded_tokens = 0
         tagged = workload.cohort == COHORTS.index("tagged")
         awaited = tagged if tagged.any() else np.ones(len(workload), dtype=bool)
-        self.requests = live_requests(workload, awaited.tolist(), self._served_tokens())
+        self.requests = live_requests(workload, awaited.tolist(), self._served_tokens(), config)
         self._num_awaited = int(awaited.sum())
         self._horizon_s = float(workload.arrival_s[awaited][-1]) + config.drain_s
         self._next = 0
         self._finished: list[str] = []
+        self._in_flight: deque[StepPlan] = deque()
+        self._depth = 2 if config.async_scheduling else 1
         self._idle_steps = 0
         self._recent_steps_s = rule.recent_steps_s if isinstance(rule, PolicyRule) else None
 
@@ -149,8 +150,8 @@ class _Run:
         return self._num_awaited > 0 and self.clock_s <= self._horizon_s
 
     def is_idle(self) -> bool:
-        """Say whether nothing runs or waits."""
-        return not self.scheduler.running and not self.scheduler.waiting
+        """Say whether nothing runs, waits or is still to return."""
+        return not (self.scheduler.running or self.scheduler.waiting or self._in_flight)
 
     def admit_arrivals(self) -> None:
         """Queue the requests that are due; refuse the ones that could never fit."""
@@ -181,25 +182,27 @@ class _Run:
         if self._next < len(self.requests):
             self.clock_s = self.requests[self._next].arrival_s
 
-    def advance_clock(self, plan: StepPlan) -> None:
-        """Let the step compute its tokens and take its time."""
+    def start(self, plan: StepPlan) -> None:
+        """Let a step begin: its tokens count as computed, and its samples as expected."""
         self.num_steps += 1
-        work = self._compute(plan.scheduled)
-        if not work.num_requests:
-            return
-        step_s = self.profile.step_s(work)
-        if not 0.0 <= step_s < math.inf:
+        self._finished = []
+        self._in_flight.append(plan)
+        work = self._compute(plan)
+        if work.num_requests:
+            plan.step_s = self.profile.step_s(work)
+        if not 0.0 <= plan.step_s < math.inf:
             raise LawViolation(
-                f"profile {self.profile.name!r} says a step of {work} takes {step_s} s: the clock "
-                "must not run backwards; give finite seconds >= 0"
+                f"profile {self.profile.name!r} says a step of {work} takes {plan.step_s} s: the "
+                "clock must not run backwards; give finite seconds >= 0"
             )
-        self.clock_s += step_s
-        if self._recent_steps_s is not None:
-            self._recent_steps_s.append(step_s)
 
-    def _compute(self, scheduled: dict[LiveRequest, int]) -> StepWork:
+    def may_plan_ahead(self, plan: StepPlan) -> bool:
+        """Say whether the next step is planned before ``plan`` returns: one is, under async."""
+        return bool(plan.scheduled) and len(self._in_flight) < self._depth
+
+    def _compute(self, plan: StepPlan) -> StepWork:
         prefill = prefill_context = decodes = decode_context = 0
-        for request, tokens in scheduled.items():
+        for request, tokens in plan.scheduled.items():
             before = request.computed_tokens
             context = request.computed_tokens = before + tokens
             if tokens == 1:
@@ -212,27 +215,41 @@ class _Run:
                 again = min(context, request.peak_computed_tokens) - before
                 request.recomputed_tokens += again
                 self.recomputed_tokens += again
+            if context >= request.expected_tokens:
+                request.expected_tokens += 1
+                plan.sampling.append((request, request.num_preemptions))
         self.computed_tokens += prefill + decodes
-        return StepWork(prefill, prefill_context, decodes, decode_context, len(scheduled))
+        return StepWork(prefill, prefill_context, decodes, decode_context, len(plan.scheduled))
 
-    def apply_outputs(self, plan: StepPlan) -> None:
-        """Give a token to every request whose known tokens are all computed; end what is done."""
-        clock_s = self.clock_s
-        self._finished = []
+    def finish_oldest(self) -> None:
+        """Let the oldest step return: pass its time, hand out its tokens, end what is done."""
+        plan = self._in_flight.popleft()
+        self.clock_s += plan.step_s
+        if plan.scheduled and self._recent_steps_s is not None:
+            self._recent_steps_s.append(plan.step_s)
         num_tokens = 0
-        for request in plan.scheduled:
-            if request.computed_tokens < request.known_tokens:
+        for request, num_preemptions in plan.sampling:
+            if request.end_s is not None:
+                self.discarded_tokens += 1  # it ended one step ago: computed in vain
                 continue
             num_tokens += 1
-            request.known_tokens += 1
-            request.generated_tokens += 1
-            if request.first_token_s is None:
-                request.first_token_s = clock_s
-            if request.generated_tokens >= request.output_tokens:
-                self._complete(request)
+            self._deliver(request, is_stale=request.num_preemptions != num_preemptions)
         self._idle_steps = 0 if num_tokens else self._idle_steps + 1
         if self._idle_steps > self.config.max_idle_steps:
-            raise NoProgressError(self._diagnosis())
+            raise NoProgressError(self.scheduler.diagnosis(self.clock_s, self._idle_steps))
+
+    def _deliver(self, request: LiveRequest, *, is_stale: bool) -> None:
+        """Give ``request`` a token; a stale one was no longer expected, its KV is gone."""
+        if is_stale:
+            request.expected_tokens += 1
+        else:
+            self.scheduler.publish(request, request.known_tokens)
+        request.known_tokens += 1
+        request.generated_tokens += 1
+        if request.first_token_s is None:
+            request.first_token_s = self.clock_s
+        if request.generated_tokens >= request.output_tokens:
+            self._complete(request)
 
     def _complete(self, request: LiveRequest) -> None:
         self.scheduler.retire(request)
@@ -244,29 +261,8 @@ class _Run:
 
     def _end(self, request: LiveRequest, end_s: float, reason: str) -> None:
         request.end_s, request.end_reason = end_s, reason
+        request.end_eviction(end_s)
         self._num_awaited -= request.is_awaited
-
-    def _diagnosis(self) -> str:
-        scheduler, pool = self.scheduler, self.scheduler.pool
-        held = ", ".join(
-            f"{r.request_id} ({r.computed_tokens}/{r.known_tokens} tokens, {len(r.blocks)} blocks, "
-            f"{r.num_preemptions} preemptions)"
-            for r in scheduler.running[:5]
-        )
-        head = next(iter(scheduler.waiting), None)
-        wanted = (
-            f"{head.request_id} needs {self.config.blocks_for(head.known_tokens)} blocks"
-            if head is not None
-            else "nobody"
-        )
-        return (
-            f"no output token in {self._idle_steps} steps (bound max_idle_steps = "
-            f"{self.config.max_idle_steps}) at {self.clock_s:.6f} s: {len(scheduler.running)} "
-            f"running [{held}], {len(scheduler.waiting)} waiting, first {wanted}; {pool.num_free} "
-            f"of {pool.num_blocks} blocks free; {scheduler.num_preemptions} preemptions so far. "
-            "The victim rule undoes its own work, or prompts are long for the token budget: try "
-            "another policy, more num_blocks or max_num_batched_tokens, or a larger max_idle_steps"
-        )
 
     def step_log(self, plan: StepPlan) -> StepLog:
         """Return what ``plan`` decided, before it runs."""
@@ -281,6 +277,10 @@ class _Run:
             waiting=tuple(r.request_id for r in scheduler.waiting),
             num_free_blocks=scheduler.pool.num_free,
         )
+
+    def _num_discarded_in_flight(self) -> int:
+        planned = (request for plan in self._in_flight for request, _ in plan.sampling)
+        return sum(request.end_s is not None for request in planned)
 
     def result(self, *, deadline_seen: bool) -> SimResult:
         """Return the records of all requests, whatever became of them."""
@@ -306,4 +306,5 @@ class _Run:
             cache_hit_tokens=sum(record.cache_hit_tokens for record in records),
             signal_fallbacks=self.rule.num_fallbacks if isinstance(self.rule, PolicyRule) else 0,
             drained=self._num_awaited == 0,
+            discarded_tokens=self.discarded_tokens + self._num_discarded_in_flight(),
         )

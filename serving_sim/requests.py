@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from contracts.records import COHORTS, RequestRecord, State
+from serving_sim.blocks import Content
+from serving_sim.config import EngineConfig
 from traces.workload import Workload
 
 
@@ -15,8 +17,11 @@ from traces.workload import Workload
 class LiveRequest:
     """Mutable state. ``output_tokens`` is the truth: only the end of a run may read it.
 
-    ``known_tokens`` = prompt + generated. ``computed_tokens`` have KV, or will have once the step
-    now planned has run; ``peak_computed_tokens`` had it before a preemption took it away.
+    ``known_tokens`` = prompt + generated. ``expected_tokens`` adds the token of a step that has
+    not returned yet (one at most); ``final_tokens`` is where the request ends at the latest.
+    ``computed_tokens`` have KV, or will have once the planned steps have run;
+    ``peak_computed_tokens`` had it before a preemption took it away. Of ``blocks`` the first
+    ``num_published`` can be found; the first ``num_shared`` hold the prefix of ``prefix_owner``.
     """
 
     index: int
@@ -28,11 +33,16 @@ class LiveRequest:
     priority: int
     deadline_s: float
     is_awaited: bool
+    final_tokens: int
+    prefix_owner: int
+    num_shared: int
     known_tokens: int
+    expected_tokens: int
     generated_tokens: int = 0
     computed_tokens: int = 0
     peak_computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    num_published: int = 0
     admission_seq: int = -1
     num_preemptions: int = 0
     draw: float | None = None
@@ -47,15 +57,27 @@ class LiveRequest:
     state: State = "unfinished"
     end_reason: str = "not-arrived"
 
+    def content(self, position: int) -> Content:
+        """Return what the block at ``position`` holds once it is full."""
+        return (self.prefix_owner if position < self.num_shared else self.index, position)
+
+    def end_eviction(self, now_s: float) -> None:
+        """Count the time since the last preemption, if it still lasts."""
+        if self.evicted_at_s is not None:
+            self.preempted_s += now_s - self.evicted_at_s
+            self.evicted_at_s = None
+
 
 def live_requests(
-    workload: Workload, awaited: list[bool], output_tokens: list[int]
+    workload: Workload, awaited: list[bool], output_tokens: list[int], config: EngineConfig
 ) -> list[LiveRequest]:
     """Return the requests of ``workload`` before anything happened to them."""
     prompts = workload.prompt_tokens.tolist()
     arrivals = workload.arrival_s.tolist()
     deadlines = (workload.arrival_s + workload.deadline_s).tolist()
     priorities, caps = workload.priority.tolist(), workload.max_tokens.tolist()
+    groups = workload.prefix_groups
+    prefixes = groups.tolist() if groups is not None else [(0, 0)] * len(workload)
     return [
         LiveRequest(
             index=i,
@@ -67,7 +89,11 @@ def live_requests(
             priority=priorities[i],
             deadline_s=deadlines[i],
             is_awaited=awaited[i],
+            final_tokens=config.fitting_tokens(prompts[i] + caps[i]),
+            prefix_owner=-1 - prefixes[i][0],
+            num_shared=prefixes[i][1] // config.block_size,
             known_tokens=prompts[i],
+            expected_tokens=prompts[i],
         )
         for i, request_id in enumerate(workload.request_ids)
     ]
@@ -143,6 +169,10 @@ class WaitingQueue:
         """Remove and return the request that is admitted next."""
         return self._queue.popleft()
 
+    def remove(self, request: LiveRequest) -> None:
+        """Remove a request that ended while it waited."""
+        self._queue.remove(request)
+
 
 class PriorityQueue(WaitingQueue):
     """PRIORITY order: smallest (priority, arrival) first; a victim gets no better place."""
@@ -171,3 +201,8 @@ class PriorityQueue(WaitingQueue):
     def pop(self) -> LiveRequest:
         """Remove and return the request that is admitted next."""
         return heappop(self._heap)[-1]
+
+    def remove(self, request: LiveRequest) -> None:
+        """Remove a request that ended while it waited."""
+        self._heap = [entry for entry in self._heap if entry[-1] is not request]
+        heapify(self._heap)

@@ -20,12 +20,19 @@ ChooseVictim = Callable[[list[LiveRequest], float], int]
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: tokens to compute by request, in scheduling order, and the victims it took."""
+    """One step: tokens to compute by request, in scheduling order, and the victims it took.
+
+    ``sampling`` lists the requests that get a token when it returns, each with its number of
+    preemptions when the step began: a token for a request that was preempted since is *stale*.
+    ``step_s`` is how long the step takes.
+    """
 
     now_s: float
     budget_tokens: int
     scheduled: dict[LiveRequest, int] = field(default_factory=dict)
     preempted: list[LiveRequest] = field(default_factory=list)
+    sampling: list[tuple[LiveRequest, int]] = field(default_factory=list)
+    step_s: float = 0.0
 
 
 class Scheduler:
@@ -36,11 +43,14 @@ class Scheduler:
         self.running: list[LiveRequest] = []
         self.waiting = PriorityQueue() if config.scheduling == "priority" else WaitingQueue()
         self.pool = BlockPool(
-            config.usable_blocks, caching=config.enable_prefix_caching, checks=checks
+            config.usable_blocks, blank_first=config.follows("0.27"), checks=checks
         )
         self.num_preemptions = 0
         self._choose_victim = choose_victim
         self._num_admissions = 0
+        self._counts_all_passed = config.follows("0.33")
+        self._lone_is_spared = config.follows("0.33")
+        self._self_victim_ends_step = not config.follows("0.33")
 
     def begin(self, now_s: float) -> StepPlan:
         """Return the empty plan of a step that starts at ``now_s``."""
@@ -50,91 +60,145 @@ class Scheduler:
         """Give each running request its next tokens, evicting until their blocks are free.
 
         A victim may stand before the cursor (it was scheduled already: its tokens return to the
-        budget), behind it, or be the very request that asked; the loop then goes on with the next.
+        budget), behind it, or be the very request that asked; the loop then goes on with the next
+        (up to vLLM 0.27, it ends).
         """
         running, pool, block_size = self.running, self.pool, self.config.block_size
         chunk_limit = self._chunk_limit()
         cursor = 0
         while cursor < len(running) and plan.budget_tokens > 0:
             request = running[cursor]
+            if request.expected_tokens >= request.final_tokens:
+                cursor += 1  # its last token is on the way
+                continue
             computed = request.computed_tokens
-            tokens = min(request.known_tokens - computed, chunk_limit, plan.budget_tokens)
+            tokens = min(request.expected_tokens - computed, chunk_limit, plan.budget_tokens)
             missing = -(-(computed + tokens) // block_size) - len(request.blocks)
             while missing > pool.num_free:
                 at = self._choose_victim(running, plan.now_s)
+                moves_cursor = at < cursor and self._counts_as_passed(running[at], plan)
                 victim = self._preempt(at, plan)
-                cursor -= at < cursor
+                cursor -= moves_cursor
                 if victim is request:
                     break
             else:
                 if missing > 0:
                     request.blocks += pool.take(request.index, missing)
-                plan.scheduled[request] = tokens
-                plan.budget_tokens -= tokens
+                self._schedule(request, tokens, plan)
                 cursor += 1
+                continue
+            if self._self_victim_ends_step:
+                break
+
+    def _counts_as_passed(self, victim: LiveRequest, plan: StepPlan) -> bool:
+        """Say whether the cursor moves back for a victim before it.
+
+        Up to vLLM 0.27 it stayed when the victim had been passed over (its last token was on the
+        way), so that the request behind the victim was skipped in that step.
+        """
+        return self._counts_all_passed or victim in plan.scheduled
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting requests in queue order while budget, seats and blocks last."""
         if plan.preempted:
             return
-        config, waiting = self.config, self.waiting
+        config, waiting, pool = self.config, self.waiting, self.pool
         chunk_limit = self._chunk_limit()
         while waiting and plan.budget_tokens > 0 and len(self.running) < config.max_num_seqs:
             request = waiting.peek()
             known = request.known_tokens
             # at least one token is computed again, so that there is something to sample from
-            found = self.pool.find(request.index, (known - 1) // config.block_size)
+            found = pool.find(map(request.content, range((known - 1) // config.block_size)))
             hit_tokens = len(found) * config.block_size
             tokens = min(known - hit_tokens, chunk_limit)
             if not config.enable_chunked_prefill and tokens > plan.budget_tokens:
                 break
             tokens = min(tokens, plan.budget_tokens)
             must_fit = known if config.reserve_full_isl else hit_tokens + tokens
+            missing = config.blocks_for(must_fit) - len(found) + pool.count_free(found)
             spare = config.watermark_blocks if self.running else 0
-            if config.blocks_for(must_fit) + spare > self.pool.num_free:
+            if missing + spare > pool.num_free:
                 break
             self._admit(waiting.pop(), found, tokens, plan)
 
+    def publish(self, request: LiveRequest, num_tokens: int) -> None:
+        """Let the full blocks of the first ``num_tokens`` be found, if caching is on."""
+        if not self.config.enable_prefix_caching:
+            return
+        for position in range(request.num_published, num_tokens // self.config.block_size):
+            self.pool.publish(request.blocks[position], request.content(position))
+            request.num_published += 1
+
     def retire(self, request: LiveRequest) -> None:
-        """Take a finished request off the running list and free its blocks."""
-        self.running.remove(request)
+        """Let a finished request go: it runs, or it was preempted before its last token came."""
+        (self.running if request.evicted_at_s is None else self.waiting).remove(request)
         self._release(request)
 
+    def diagnosis(self, now_s: float, idle_steps: int) -> str:
+        """Return what a user should know when ``idle_steps`` passed without an output token."""
+        config, pool = self.config, self.pool
+        held = ", ".join(
+            f"{r.request_id} ({r.computed_tokens}/{r.known_tokens} tokens, {len(r.blocks)} blocks, "
+            f"{r.num_preemptions} preemptions)"
+            for r in self.running[:5]
+        )
+        head = next(iter(self.waiting), None)
+        wanted = (
+            f"{head.request_id} needs {config.blocks_for(head.known_tokens)} blocks"
+            if head is not None
+            else "nobody"
+        )
+        return (
+            f"no output token in {idle_steps} steps (bound max_idle_steps = "
+            f"{config.max_idle_steps}) at {now_s:.6f} s: {len(self.running)} "
+            f"running [{held}], {len(self.waiting)} waiting, first {wanted}; {pool.num_free} "
+            f"of {pool.num_blocks} blocks free; {self.num_preemptions} preemptions so far. "
+            "The victim rule undoes its own work, or prompts are long for the token budget: try "
+            "another policy, more num_blocks or max_num_batched_tokens, or a larger max_idle_steps"
+        )
+
     def _chunk_limit(self) -> int:
-        """Tokens one request may compute in this step (long-prefill threshold, 0.33.0 rule)."""
+        """Tokens one request may compute in this step; the threshold spares who is alone."""
         config = self.config
+        threshold = config.long_prefill_token_threshold
         num_requests = len(self.running) + len(self.waiting)
-        if not config.long_prefill_token_threshold or num_requests <= 1:
+        if not threshold or (num_requests <= 1 and self._lone_is_spared):
             return config.max_num_batched_tokens
-        return config.long_prefill_token_threshold
+        if config.long_prefill_token_threshold_adaptive:
+            return max(threshold, config.max_num_batched_tokens // num_requests)
+        return threshold
 
     def _admit(self, request: LiveRequest, found: list[int], tokens: int, plan: StepPlan) -> None:
-        block_size = self.config.block_size
-        hit_tokens = len(found) * block_size
-        self.pool.reuse(request.index, found)
-        missing = -(-(hit_tokens + tokens) // block_size) - len(found)
+        hit_tokens = len(found) * self.config.block_size
+        self.pool.share(request.index, found)
+        missing = self.config.blocks_for(hit_tokens + tokens) - len(found)
         request.blocks = found + self.pool.take(request.index, missing)
+        request.num_published = len(found)
         request.computed_tokens = hit_tokens
         request.cache_hit_tokens += hit_tokens
         request.admission_seq = self._num_admissions
         self._num_admissions += 1
         if request.first_scheduled_s is None:
             request.first_scheduled_s = plan.now_s
-        if request.evicted_at_s is not None:
-            request.preempted_s += plan.now_s - request.evicted_at_s
-            request.evicted_at_s = None
+        request.end_eviction(plan.now_s)
         self.running.append(request)
+        self._schedule(request, tokens, plan)
+
+    def _schedule(self, request: LiveRequest, tokens: int, plan: StepPlan) -> None:
         plan.scheduled[request] = tokens
         plan.budget_tokens -= tokens
+        self.publish(request, min(request.computed_tokens + tokens, request.known_tokens))
 
     def _preempt(self, at: int, plan: StepPlan) -> LiveRequest:
         """Evict the running request at ``at``: it keeps its tokens and loses its KV."""
         victim = self.running.pop(at)
-        withdrawn = plan.scheduled.pop(victim, 0)
-        plan.budget_tokens += withdrawn
+        plan.budget_tokens += plan.scheduled.pop(victim, 0)
+        if not self.config.trust_withdrawn_blocks:
+            self._unpublish_withdrawn(victim)
+        self._release(victim)
         victim.peak_computed_tokens = max(victim.peak_computed_tokens, victim.computed_tokens)
-        self._release(victim, withdrawn if self.config.trust_withdrawn_blocks else 0)
         victim.computed_tokens = 0
+        victim.expected_tokens = victim.known_tokens
         victim.num_preemptions += 1
         victim.draw = None
         victim.evicted_at_s = plan.now_s
@@ -143,7 +207,12 @@ class Scheduler:
         self.num_preemptions += 1
         return victim
 
-    def _release(self, request: LiveRequest, trusted_tokens: int = 0) -> None:
-        num_full = (request.computed_tokens + trusted_tokens) // self.config.block_size
-        self.pool.release(request.index, request.blocks, num_full)
-        request.blocks = []
+    def _unpublish_withdrawn(self, victim: LiveRequest) -> None:
+        """Take back what the step now planned would have filled."""
+        num_filled = victim.computed_tokens // self.config.block_size
+        for block in victim.blocks[num_filled : victim.num_published]:
+            self.pool.unpublish(block)
+
+    def _release(self, request: LiveRequest) -> None:
+        self.pool.release(request.index, request.blocks)
+        request.blocks, request.num_published = [], 0

@@ -20,6 +20,8 @@ class Workload:
     ``deadline_s`` is relative to arrival, NaN when there is none. ``cohort`` holds indices into
     contracts.records.COHORTS. ``run_ids`` name the decode runs behind the lengths, if any.
     ``capped`` marks requests whose run was cut at the cap. ``manifest`` says where all came from.
+    ``prefix_groups``, shape (n, 2), holds a group id and how many leading prompt tokens are the
+    group's: members have as many equal leading tokens as the smaller of their two numbers says.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Workload:
     capped: np.ndarray
     run_ids: tuple[str, ...] | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
+    prefix_groups: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -54,6 +57,7 @@ class Workload:
         if len(set(self.request_ids)) != count:
             raise InvalidInput(f"workload {self.name!r}: request ids are not unique")
         self._check_ranges()
+        self._check_prefixes()
 
     def _check_ranges(self) -> None:
         rules = (
@@ -71,3 +75,21 @@ class Workload:
                     f"workload {self.name!r}, request {self.request_ids[row]!r}: "
                     f"{name} is {getattr(self, name)[row]}; it {rule}"
                 )
+
+    def _check_prefixes(self) -> None:
+        groups = self.prefix_groups
+        if groups is None:
+            return
+        if groups.shape != (len(self), 2):
+            raise InvalidInput(
+                f"workload {self.name!r}: prefix_groups has shape {groups.shape}; it must be "
+                f"({len(self)}, 2): a group id and a number of shared tokens for each request"
+            )
+        broken = (groups < 0).any(axis=1) | (groups[:, 1] > self.prompt_tokens)
+        if broken.any():
+            row = int(np.flatnonzero(broken)[0])
+            raise InvalidInput(
+                f"workload {self.name!r}, request {self.request_ids[row]!r}: prefix_groups is "
+                f"{groups[row].tolist()}; the group id must be at least 0, and the shared tokens "
+                f"between 0 and the prompt's {self.prompt_tokens[row]}"
+            )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import InvalidInput
 from serving_sim.decisions import driver_config, driver_profile, read_driver_file, step_line
 from serving_sim.engine import StepLog, simulate
 
@@ -26,10 +25,6 @@ pytestmark = [
 @pytest.mark.parametrize("path", _LOGS, ids=lambda path: path.name.split(".")[0])
 def test_every_decision_equals_vllm(path: Path) -> None:
     log = read_driver_file(path)
-    if log.engine["async_scheduling"]:
-        with pytest.raises(InvalidInput, match="async_scheduling"):
-            driver_config(log.engine)
-        pytest.skip("recorded with async scheduling, which the step engine refuses")
     stored = log.steps()
 
     def compare(step: StepLog) -> None:

@@ -86,6 +86,101 @@ def test_a_victim_that_was_scheduled_already_is_taken_back() -> None:
     assert result.computed_tokens == 26 + 27 + result.recomputed_tokens
 
 
+def test_what_a_withdrawn_victim_gives_back_goes_to_who_comes_after() -> None:
+    """Step 11: "a" has its token, "b" needs its block, and "c" prefills with what is left of 9."""
+    steps: list[StepLog] = []
+    policy = Policy("oldest id", lambda views: -views.request_id.astype(np.float64))
+    jobs = workload([7, 8, 40], [20, 20, 4], [0.0, 0.0, 7.0], cap=20)
+    config = replace(TIGHT, num_blocks=9, max_num_batched_tokens=9, reserve_full_isl=False)
+    simulate(jobs, config, SECOND, policy, on_step=steps.append)
+    assert steps[9].scheduled == {"a": 1, "b": 1, "c": 7}
+    assert steps[10].preempted == ("a",)
+    assert steps[10].scheduled == {"b": 1, "c": 8}
+
+
+AHEAD = replace(TIGHT, async_scheduling=True)
+
+
+def test_async_plans_a_step_before_the_last_one_returned() -> None:
+    steps: list[StepLog] = []
+    result = simulate(PAIR, AHEAD, SECOND, on_step=steps.append)
+    assert [step.start_s for step in steps[:4]] == [0.0, 0.0, 1.0, 2.0]
+    # "b" is evicted with a token under way, which it still gets: it computes one more than in sync
+    assert [(step.step, step.preempted) for step in steps if step.preempted] == [(18, ("b",))]
+    a, b = result.records
+    assert (a.end_s, b.end_s, b.preempted_s) == (20.0, 23.0, 4.0)
+    assert (b.cache_hit_tokens, b.recomputed_tokens) == (16, 8)
+    # the last token of "a" is under way in step 21: nobody has anything to compute
+    assert steps[20].scheduled == {}
+    assert steps[20].running == ("a",)
+    assert steps[21].finished_before == ("a",)
+    assert (result.computed_tokens, result.discarded_tokens) == (2 * 27 + 8, 0)
+
+
+def test_async_notices_an_end_one_step_late() -> None:
+    """ "a" stops before its cap: the step that was planned meanwhile computed a token in vain."""
+    jobs = workload([8, 8], [4, 9], cap=20)
+    result = simulate(jobs, replace(AHEAD, num_blocks=64), SECOND)
+    assert [record.end_s for record in result.records] == [4.0, 9.0]
+    assert result.discarded_tokens == 2
+    assert result.computed_tokens == 11 + 16 + 2
+
+
+def test_async_lets_a_request_end_while_it_is_preempted() -> None:
+    """The token under way when "b" was evicted is its last: it never returns to the engine."""
+    steps: list[StepLog] = []
+    jobs = replace(
+        workload([8, 8], [20, 17]), max_tokens=np.array([20, 17]), priority=np.array([0, 1])
+    )
+    for scheduling in ("fcfs", "priority"):
+        config = replace(AHEAD, scheduling=scheduling)
+        result = simulate(jobs, config, SECOND, on_step=steps.append)
+        (hit,) = [step for step in steps if step.preempted]
+        assert (hit.step, hit.preempted, hit.waiting) == (18, ("b",), ("b",))
+        b = result.records[1]
+        assert (b.state, b.end_s, b.output_tokens) == ("completed", 17.0, 17)
+        assert (b.num_preemptions, b.preempted_s, b.recomputed_tokens) == (1, 1.0, 0)
+        steps.clear()
+
+
+def test_requests_with_the_same_start_share_its_blocks() -> None:
+    jobs = replace(
+        workload([32, 32, 32], [4, 4, 4], [0.0, 0.0, 9.0], cap=4),
+        prefix_groups=np.array([[0, 24], [0, 20], [1, 24]]),
+    )
+    steps: list[StepLog] = []
+    config = EngineConfig(num_blocks=64, block_size=8)
+    result = simulate(jobs, config, SECOND, on_step=steps.append)
+    # 20 tokens in common are two full blocks; "b" finds them in the step that fills them
+    assert steps[0].scheduled == {"a": 32, "b": 16}
+    assert steps[0].num_free_blocks == 63 - 4 - 2
+    assert [record.cache_hit_tokens for record in result.records] == [0, 16, 0]
+    apart = simulate(jobs, replace(config, enable_prefix_caching=False), SECOND)
+    assert apart.cache_hit_tokens == 0
+
+
+def test_shared_blocks_in_use_need_no_room() -> None:
+    """Five usable blocks: "b" (4 blocks) fits beside "a" (4) only because 3 of them are one."""
+    jobs = workload([24, 25], [8, 7], cap=8)
+    shared = replace(jobs, prefix_groups=np.array([[0, 24], [0, 24]]))
+    config = EngineConfig(num_blocks=6, block_size=8)
+    assert simulate(jobs, config, SECOND).records[1].queued_s == 8.0
+    result = simulate(shared, config, SECOND)
+    assert result.records[1].queued_s == 0.0
+    assert result.num_preemptions == 0
+
+
+@pytest.mark.parametrize("groups", [[[0, -1]], [[-1, 0]], [[0, 9]]])
+def test_a_bad_prefix_group_is_refused(groups: list[list[int]]) -> None:
+    with pytest.raises(InvalidInput, match=r"prefix_groups is .* at least 0"):
+        replace(workload([8], [4]), prefix_groups=np.array(groups))
+
+
+def test_prefix_groups_of_the_wrong_shape_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"prefix_groups has shape \(2,\); it must be \(1, 2\)"):
+        replace(workload([8], [4]), prefix_groups=np.array([0, 8]))
+
+
 def test_a_request_that_can_never_fit_is_refused_at_arrival() -> None:
     jobs = workload([8, 40, 8], [4, 4, 4], [0.0, 1.0, 2.0], cap=16)
     result = simulate(jobs, TIGHT, SECOND)
@@ -251,7 +346,6 @@ def test_a_clock_that_runs_backwards_is_a_law_broken(step_s: float) -> None:
         ({"drain_s": -1.0}, "drain_s is -1.0"),
         ({"drain_s": float("nan")}, "drain_s is nan"),
         ({"enable_chunked_prefill": False}, "set max_model_len to at most"),
-        ({"async_scheduling": True}, "set async_scheduling=False"),
     ],
 )
 def test_a_bad_setting_says_its_bound(settings: dict[str, object], message: str) -> None:
