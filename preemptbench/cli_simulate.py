@@ -142,7 +142,7 @@ def _refuse_matrix_options(context: click.Context) -> None:
 def _simulate_file(
     workload_path: Path, policies: tuple[str, ...], decisions_path: Path | None, as_json: bool
 ) -> None:
-    from eval.matrix import find_policy
+    from eval.named_policies import find_policy
     from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
 
     if len(policies) > 1:
