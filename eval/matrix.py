@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, unknown_name
 from contracts.policy import Policy
 from contracts.records import RequestRecord
 from contracts.runs import DecodeRun
@@ -25,7 +25,8 @@ from eval.cells import Cell, read_cells, write_task
 from eval.outcomes import score_breach
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing
 from serving_sim.config import EngineConfig
-from serving_sim.engine import SimResult, simulate
+from serving_sim.engine import SimResult
+from serving_sim.jump import ENGINES
 from serving_sim.policies import get_policy, load_policy
 from serving_sim.profile import load_profile, single_stream_s
 from traces.arrivals import build_workload
@@ -47,7 +48,9 @@ class Pressure:
 class MatrixConfig:
     """What a matrix is. Rates in requests per second, times in seconds; requests are drawn with
     replacement from the run log, warm-up first, then the tagged cohort, then filler that keeps
-    the system loaded until every tagged request ended."""
+    the system loaded until every tagged request ended.
+
+    ``simulator`` names the implementation, "jump" or "step"; their results are equal."""
 
     runs: Path
     policies: tuple[str, ...]
@@ -64,12 +67,15 @@ class MatrixConfig:
     num_filler: int = 200
     deadline_s: float = 10.0
     grid_stride: int = 8
+    simulator: str = "jump"
 
     def __post_init__(self) -> None:
         if self.num_seeds < 1:
             raise InvalidInput(f"num_seeds is {self.num_seeds}: it must be at least 1")
         if not self.policies or not self.signals or not self.pressures:
             raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
+        if self.simulator not in ENGINES:
+            raise unknown_name("simulator", self.simulator, tuple(ENGINES))
         for name in self.policies:
             find_policy(name)
 
@@ -152,7 +158,7 @@ def run_cell(
     seed: int,
 ) -> tuple[Cell, SimResult]:
     """Run one engine and score it."""
-    result = simulate(
+    result = ENGINES[config.simulator](
         inputs.workload,
         replace(config.engine, num_blocks=pressure.num_blocks, drain_s=config.deadline_s),
         load_profile(config.profile),
@@ -247,6 +253,7 @@ def task_key(config: MatrixConfig, seed: int) -> str:
         "signals": [[s.name, _sha256(s.folder) if s.folder else None] for s in config.signals],
         "policies": [[name, _policy_source(name)] for name in config.policies],
     }
+    del identity["simulator"]  # a task is the same whichever engine runs it
     text = json.dumps(identity, sort_keys=True, default=str)
     return f"seed-{seed:03d}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

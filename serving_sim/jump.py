@@ -148,15 +148,8 @@ class _ShownRule(PolicyRule):
             self._draw_missing(running, floats[_DRAW], ints[_PREEMPTIONS])
         self.recent_steps_s.clear()
         self.recent_steps_s.extend(_recent(arrays))
-        constants = {
-            "recent_tpot_s": np.full(count, self._recent_tpot_s()),
-            "prefill_s_per_token": np.full(count, self._prefill_s_per_token),
-        }
-        return RunningViews(
-            **dict(zip(leaps.INT_VIEWS, ints, strict=True)),
-            **dict(zip(leaps.FLOAT_VIEWS, floats, strict=True)),
-            **constants,
-        )
+        floats[_TPOT] = self._recent_tpot_s()
+        return RunningViews(*ints[:2], *floats[:2], *ints[2:], *floats[2:])
 
     def _draw_missing(
         self, running: list[LiveRequest], draws: FloatArray, num_preemptions: IntArray
@@ -167,6 +160,7 @@ class _ShownRule(PolicyRule):
             draws[at] = self.arrays.requests["draw"][request.index] = self._draw(request)
 
 
+_TPOT = leaps.FLOAT_VIEWS.index("recent_tpot_s")
 _DRAW = leaps.FLOAT_VIEWS.index("draw")
 _PREEMPTIONS = leaps.INT_VIEWS.index("num_preemptions")
 
@@ -222,10 +216,11 @@ def _jump(
 
 def _run_asking(arrays: _Arrays, run: Run, rule: PolicyRule) -> int:
     """Let the compiled loop run, and the rule name the victims."""
-    engine, requests = arrays.engine, run.requests
+    engine = arrays.engine
+    requests = np.array(run.requests, dtype=object)
     while (status := arrays.advance()) == leaps.ASKS:
-        ids = arrays.running[: engine["num_running"][0]].tolist()
-        engine["victim_at"] = rule([requests[i] for i in ids], float(engine["clock_s"][0]))
+        running = requests[arrays.running[: engine["num_running"][0]]].tolist()
+        engine["victim_at"] = rule(running, float(engine["clock_s"][0]))
     return status
 
 
@@ -274,6 +269,7 @@ def _engine_state(run: Run, profile: AffineProfile) -> np.ndarray:
         "per_token_s": profile.per_token_s,
         "per_context_token_s": profile.per_context_token_s,
         "per_request_s": profile.per_request_s,
+        "prefill_s_per_token": profile.prefill_s_per_token,
     }
     engine = np.zeros(1, leaps.ENGINE)
     for name, value in settings.items():

@@ -67,14 +67,20 @@ ENGINE = np.dtype(
     )]
     + [(name, _FLOAT) for name in (
         "clock_s", "horizon_s", "fixed_s", "per_token_s", "per_context_token_s", "per_request_s",
+        "prefill_s_per_token",
     )]
 )  # fmt: skip
 
+# the columns of RunningViews by kind, in its order: two ids, two times, then all other of each kind
 INT_VIEWS = (
-    "request_id", "admission_seq", "prompt_tokens", "generated_tokens", "computed_tokens",
-    "kv_blocks", "max_tokens", "num_preemptions", "priority", "rank_from_youngest", "num_running",
+    "request_id", "admission_seq",
+    "prompt_tokens", "generated_tokens", "computed_tokens", "kv_blocks", "max_tokens",
+    "num_preemptions", "priority", "rank_from_youngest", "num_running",
 )  # fmt: skip
-FLOAT_VIEWS = ("arrival_s", "deadline_s", "now_s", "remaining", "remaining_upper", "draw")
+FLOAT_VIEWS = (
+    "arrival_s", "deadline_s",
+    "now_s", "recent_tpot_s", "prefill_s_per_token", "remaining", "remaining_upper", "draw",
+)  # fmt: skip
 
 _compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -497,7 +503,10 @@ def _show(
     int_views: IntArray,
     float_views: FloatArray,
 ) -> None:
-    """Write what a policy may see, one column a running request (INT_VIEWS, FLOAT_VIEWS)."""
+    """Write what a policy may see, one column a running request (INT_VIEWS, FLOAT_VIEWS).
+
+    recent_tpot_s is left to the caller: Python versions differ in how they sum floats.
+    """
     count = engine.num_running
     engine.num_missing_draws = 0
     for at in range(count):
@@ -518,7 +527,10 @@ def _show(
             upper = grid_upper[slot] - down
             if upper < 1.0:
                 upper = 1.0
-        seen = (own.arrival_s, own.deadline_s, engine.clock_s, remaining, upper, own.draw)
+        seen = (
+            own.arrival_s, own.deadline_s, engine.clock_s, np.nan, engine.prefill_s_per_token,
+            remaining, upper, own.draw,
+        )  # fmt: skip
         for place in range(len(seen)):
             float_views[place, at] = seen[place]
         engine.num_missing_draws += np.isnan(own.draw)

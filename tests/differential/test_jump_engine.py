@@ -31,7 +31,7 @@ CAP = 40
 PROFILES = (
     AffineProfile("every part", 0.008, 1e-4, 2e-8, 1e-5),
     AffineProfile("context rules", 0.001, 0.0, 3e-3),
-    AffineProfile("one second a step", 1, 0, 0),  # whole numbers: arrivals meet step ends exactly
+    AffineProfile("one second a step", 1.0, 0.0, 0.0),  # arrivals meet step ends exactly
     AffineProfile("tokens only", 0.0, 0.25, 0.0),
 )
 
