@@ -142,13 +142,13 @@ class _ShownRule(PolicyRule):
     def views(self, running: list[LiveRequest], now_s: float) -> RunningViews:  # noqa: ARG002
         """Return what PolicyRule.views would."""
         arrays, count = self.arrays, len(running)
-        ints = arrays.int_views[:, :count].copy()
-        floats = arrays.float_views[:, :count].copy()
+        ints = list(arrays.int_views[:, :count].copy())
+        floats = list(arrays.float_views[:, :count].copy())
         if arrays.engine["num_missing_draws"][0]:
             self._draw_missing(running, floats[_DRAW], ints[_PREEMPTIONS])
         self.recent_steps_s.clear()
         self.recent_steps_s.extend(_recent(arrays))
-        floats[_TPOT] = self._recent_tpot_s()
+        floats[_TPOT].fill(self._recent_tpot_s())
         return RunningViews(*ints[:2], *floats[:2], *ints[2:], *floats[2:])
 
     def _draw_missing(

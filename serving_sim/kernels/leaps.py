@@ -32,16 +32,15 @@ _INT, _FLOAT = np.int64, np.float64
 
 REQUEST = np.dtype(
     [(name, _INT) for name in (
-        # given; output_tokens is cut at max_model_len, rank is the place in PRIORITY order
-        "prompt_tokens", "output_tokens", "max_tokens", "priority", "rank", "is_refused",
-        "is_awaited",
-        # LiveRequest's
-        "known_tokens", "generated_tokens", "computed_tokens", "peak_computed_tokens",
-        "num_blocks", "admission_seq", "num_preemptions", "recomputed_tokens",
-        "cache_hit_tokens",
-        # tokens in the step being planned; free blocks that still hold its prefix, and the
-        # requests whose soft blocks are taken before and after them
-        "scheduled_tokens", "soft_blocks", "before", "after", "status",
+        # what every step touches, side by side; output_tokens is given, cut at max_model_len
+        "output_tokens", "known_tokens", "generated_tokens", "computed_tokens",
+        "peak_computed_tokens", "num_blocks", "scheduled_tokens",
+        # given; rank is the place in PRIORITY order
+        "prompt_tokens", "max_tokens", "priority", "rank", "is_refused", "is_awaited",
+        # free blocks that still hold its prefix, and the requests whose soft blocks are taken
+        # before and after them
+        "soft_blocks", "before", "after",
+        "status", "admission_seq", "num_preemptions", "recomputed_tokens", "cache_hit_tokens",
     )]
     + [(name, _FLOAT) for name in (
         "arrival_s", "deadline_s", "first_scheduled_s", "first_token_s", "evicted_at_s",
@@ -174,6 +173,13 @@ def _release(engine: Any, requests: Any, request: int) -> None:
         engine.newest = request
 
 
+@_compiled
+def _missing_blocks(own: Any, tokens: int, block_size: int) -> int:
+    """Return how many more blocks ``tokens`` more tokens need; mostly none, so don't divide."""
+    beyond = own.computed_tokens + tokens - own.num_blocks * block_size
+    return _ceil_div(beyond, block_size) if beyond > 0 else 0
+
+
 # --- planning a step
 
 
@@ -237,8 +243,7 @@ def _schedule_running(engine: Any, requests: Any, running: IntArray, waiting: In
             engine.asked_tokens = min(
                 own.known_tokens - own.computed_tokens, chunk_limit, engine.budget_tokens
             )
-            wanted = _ceil_div(own.computed_tokens + engine.asked_tokens, engine.block_size)
-            engine.missing_blocks = wanted - own.num_blocks
+            engine.missing_blocks = _missing_blocks(own, engine.asked_tokens, engine.block_size)
         request = running[engine.cursor]
         is_gone = False
         while engine.missing_blocks > engine.num_free and not is_gone:
@@ -341,7 +346,7 @@ def _pass_time(
 @_compiled
 def _compute(engine: Any, requests: Any, running: IntArray, recent_steps_s: FloatArray) -> None:
     """Run the planned step: its tokens are computed, its time passes, outputs appear."""
-    tokens = context = count = num_outputs = 0
+    tokens = context = count = num_outputs = num_finished = 0
     for at in range(engine.num_running):
         own = requests[running[at]]
         if own.scheduled_tokens == 0:
@@ -365,10 +370,13 @@ def _compute(engine: Any, requests: Any, running: IntArray, recent_steps_s: Floa
             num_outputs += 1
             own.known_tokens += 1
             own.generated_tokens += 1
-            if np.isnan(own.first_token_s):
+            if own.generated_tokens == 1:
                 own.first_token_s = engine.clock_s
+            num_finished += own.generated_tokens >= own.output_tokens
         own.scheduled_tokens = 0
     engine.idle_steps = 0 if num_outputs > 0 else engine.idle_steps + 1
+    if num_finished > 0:
+        _retire_finished(engine, requests, running)
 
 
 @_compiled
@@ -404,13 +412,13 @@ def _is_due(engine: Any, requests: Any) -> bool:
 def _affordable_steps(num_asking: IntArray, count: int, num_free: int) -> int:
     """Return how many steps ``count`` decodes can take in ``num_free`` blocks.
 
-    ``num_asking[c]`` of them have c computed tokens modulo the block size; each of those asks for
-    a block in the step that starts at a full block.
+    ``num_asking[s]`` of them have room for s tokens in their last block: they ask for another
+    one after s steps, and again every block_size steps.
     """
     block_size = len(num_asking)
     left = num_free % count
     for step in range(block_size):
-        left -= num_asking[(block_size - step) % block_size]
+        left -= num_asking[step]
         if left < 0:
             return num_free // count * block_size + step
     return num_free // count * block_size  # not reached: all ask once in block_size steps
@@ -438,15 +446,16 @@ def _leap(
         return False
     num_asking[:] = 0
     context = 0
-    most = requests[running[0]].output_tokens
+    until_end = requests[running[0]].output_tokens
     for at in range(count):
         own = requests[running[at]]
         if own.computed_tokens != own.known_tokens - 1 or own.generated_tokens == 0:
             return False
-        most = min(most, own.output_tokens - own.generated_tokens)
-        num_asking[own.computed_tokens % engine.block_size] += 1
+        until_end = min(until_end, own.output_tokens - own.generated_tokens)
+        room = own.num_blocks * engine.block_size - own.computed_tokens
+        num_asking[room] += 1
         context += own.computed_tokens
-    most = min(most, _affordable_steps(num_asking, count, engine.num_free))
+    most = min(until_end, _affordable_steps(num_asking, count, engine.num_free))
     steps = 0
     while steps < most:
         steps += 1
@@ -456,6 +465,8 @@ def _leap(
             break
     if steps > 0:
         _decode(engine, requests, running, steps)
+    if steps == until_end:
+        _retire_finished(engine, requests, running)
     return steps > 0
 
 
@@ -467,10 +478,10 @@ def _decode(engine: Any, requests: Any, running: IntArray, steps: int) -> None:
         own = requests[running[at]]
         own.known_tokens += steps
         own.generated_tokens += steps
+        missing = _missing_blocks(own, steps, engine.block_size)
         own.computed_tokens += steps
-        num_blocks = _ceil_div(own.computed_tokens, engine.block_size)
-        num_taken += num_blocks - own.num_blocks
-        own.num_blocks = num_blocks
+        own.num_blocks += missing
+        num_taken += missing
     _take(engine, requests, num_taken)
     engine.num_steps += steps
     engine.computed_tokens += steps * engine.num_running
@@ -567,7 +578,6 @@ def advance(
                     engine.clock_s = requests[engine.next_arrival].arrival_s
                 continue
             if _leap(engine, requests, running, waiting, recent_steps_s, num_asking):
-                _retire_finished(engine, requests, running)
                 continue
             engine.is_planning = 1
             engine.cursor = engine.has_preempted = 0
@@ -581,7 +591,6 @@ def advance(
             return ASKS
         _schedule_waiting(engine, requests, running, waiting)
         _compute(engine, requests, running, recent_steps_s)
-        _retire_finished(engine, requests, running)
         engine.is_planning = 0
         if engine.idle_steps > engine.max_idle_steps:
             return STUCK
