@@ -20,7 +20,8 @@ from contracts.policy import FloatArray, IntArray, Policy, RunningViews
 from contracts.signals import RemainingGrid
 from serving_sim.config import EngineConfig
 from serving_sim.engine import Run, SimResult, simulate, victim_rule
-from serving_sim.kernels import leaps
+from serving_sim.kernels import layout, leaps
+from serving_sim.kernels.alone import alone_seconds
 from serving_sim.policies import lifo
 from serving_sim.profile import AffineProfile, StepProfile
 from serving_sim.requests import LiveRequest
@@ -110,8 +111,8 @@ class _Arrays:
         self.running = np.zeros(count, np.int64)
         self.waiting = np.zeros(count, np.int64)
         self.recent_steps_s = np.zeros(leaps.NUM_RECENT_STEPS)
-        self.int_views = np.zeros((len(leaps.INT_VIEWS), count), np.int64)
-        self.float_views = np.zeros((len(leaps.FLOAT_VIEWS), count))
+        self.int_views = np.zeros((len(layout.INT_VIEWS), count), np.int64)
+        self.float_views = np.zeros((len(layout.FLOAT_VIEWS), count))
         grid = [np.zeros(0, np.int64), np.zeros(0), np.zeros(0)]
         if signal is not None:
             self.engine["grid_stride"] = signal.stride
@@ -160,9 +161,9 @@ class _ShownRule(PolicyRule):
             draws[at] = self.arrays.requests["draw"][request.index] = self._draw(request)
 
 
-_TPOT = leaps.FLOAT_VIEWS.index("recent_tpot_s")
-_DRAW = leaps.FLOAT_VIEWS.index("draw")
-_PREEMPTIONS = leaps.INT_VIEWS.index("num_preemptions")
+_TPOT = layout.FLOAT_VIEWS.index("recent_tpot_s")
+_DRAW = layout.FLOAT_VIEWS.index("draw")
+_PREEMPTIONS = layout.INT_VIEWS.index("num_preemptions")
 
 
 def _recent(arrays: _Arrays) -> list[float]:
@@ -206,7 +207,7 @@ def _jump(
         _fill_scheduler(run, arrays)
         raise NoProgressError(run.diagnosis())
     alone_s = _alone_s(
-        workload.prompt_tokens.tobytes(),
+        arrays.requests["prompt_tokens"].tobytes(),
         np.maximum(1, arrays.requests["output_tokens"]).tobytes(),
         config.max_num_batched_tokens,
         (profile.fixed_s, profile.per_token_s, profile.per_context_token_s, profile.per_request_s),
@@ -226,7 +227,7 @@ def _run_asking(arrays: _Arrays, run: Run, rule: PolicyRule) -> int:
 
 def _request_rows(run: Run) -> np.ndarray:
     workload = run.workload
-    rows = np.zeros(len(workload), leaps.REQUEST)
+    rows = np.zeros(len(workload), layout.REQUEST)
     for name in ("prompt_tokens", "max_tokens", "priority", "arrival_s"):
         rows[name] = getattr(workload, name)
     rows["known_tokens"] = workload.prompt_tokens
@@ -271,7 +272,7 @@ def _engine_state(run: Run, profile: AffineProfile) -> np.ndarray:
         "per_request_s": profile.per_request_s,
         "prefill_s_per_token": profile.prefill_s_per_token,
     }
-    engine = np.zeros(1, leaps.ENGINE)
+    engine = np.zeros(1, layout.ENGINE)
     for name, value in settings.items():
         engine[name] = value
     return engine
@@ -323,7 +324,7 @@ def _alone_s(
     """Return single-stream seconds; the cells of one seed ask for the same ones again."""
     prompts, outputs = (np.frombuffer(x, np.int64).copy() for x in (prompt_tokens, output_tokens))
     fixed_s, per_token_s, per_context_token_s, per_request_s = map(float, costs)
-    seconds: list[float] = leaps.alone_seconds(
+    seconds: list[float] = alone_seconds(
         prompts, outputs, budget_tokens, fixed_s, per_token_s, per_context_token_s, per_request_s
     ).tolist()
     return seconds

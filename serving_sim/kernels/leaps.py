@@ -8,8 +8,8 @@ Those are summed one by one in the step engine's order, so every time is equal b
 Soft KV needs no block identities, because a request frees its blocks last first: what survives of
 them is a prefix, and the queue of soft blocks is a linked list of (request, blocks left).
 
-All compiled code lives in this one file: numba's cache looks at a function's own file only, so a
-change of a helper elsewhere would go unnoticed.
+All functions that call each other live in this one file: numba's cache looks at a function's own
+file only, so a change of a helper elsewhere would go unnoticed.
 """
 
 from __future__ import annotations
@@ -22,64 +22,11 @@ import numpy as np
 from contracts.policy import FloatArray, IntArray
 
 DONE, ASKS, STUCK = 0, 1, 2  # what :func:`advance` returns
-NOT_ARRIVED, ACCEPTED, REFUSED, FINISHED = 0, 1, 2, 3  # REQUEST.status
-NATIVE_YOUNGEST, NATIVE_LEAST_URGENT, ASK = 0, 1, 2  # ENGINE.rule
+NOT_ARRIVED, ACCEPTED, REFUSED, FINISHED = 0, 1, 2, 3  # status of a request
+NATIVE_YOUNGEST, NATIVE_LEAST_URGENT, ASK = 0, 1, 2  # rule of an engine
 NOBODY = -1
 NUM_RECENT_STEPS = 32  # victims.TPOT_WINDOW_STEPS
 ARRIVAL_SLACK_S = 1e-12  # engine.ARRIVAL_SLACK_S
-
-_INT, _FLOAT = np.int64, np.float64
-
-REQUEST = np.dtype(
-    [(name, _INT) for name in (
-        # what every step touches, side by side; output_tokens is given, cut at max_model_len
-        "output_tokens", "known_tokens", "generated_tokens", "computed_tokens",
-        "peak_computed_tokens", "num_blocks", "scheduled_tokens",
-        # given; rank is the place in PRIORITY order
-        "prompt_tokens", "max_tokens", "priority", "rank", "is_refused", "is_awaited",
-        # free blocks that still hold its prefix, and the requests whose soft blocks are taken
-        # before and after them
-        "soft_blocks", "before", "after",
-        "status", "admission_seq", "num_preemptions", "recomputed_tokens", "cache_hit_tokens",
-    )]
-    + [(name, _FLOAT) for name in (
-        "arrival_s", "deadline_s", "first_scheduled_s", "first_token_s", "evicted_at_s",
-        "preempted_s", "end_s", "draw",
-    )]
-)  # fmt: skip
-
-ENGINE = np.dtype(
-    [(name, _INT) for name in (
-        # EngineConfig's
-        "block_size", "max_num_seqs", "max_num_batched_tokens", "is_priority", "caches",
-        "chunks_prefill", "long_prefill_token_threshold", "reserves_full_isl",
-        "watermark_blocks", "max_idle_steps",
-        "rule", "grid_stride",
-        # state of the run
-        "num_running", "num_waiting", "num_awaited", "next_arrival", "num_admissions",
-        "num_free", "num_blank", "oldest", "newest",
-        "num_steps", "num_timed_steps", "idle_steps", "num_preemptions",
-        "computed_tokens", "recomputed_tokens",
-        # state of the step being planned; missing_blocks is -1 when nobody asks for blocks
-        "is_planning", "cursor", "budget_tokens", "asked_tokens", "missing_blocks",
-        "has_preempted", "victim_at", "num_missing_draws",
-    )]
-    + [(name, _FLOAT) for name in (
-        "clock_s", "horizon_s", "fixed_s", "per_token_s", "per_context_token_s", "per_request_s",
-        "prefill_s_per_token",
-    )]
-)  # fmt: skip
-
-# the columns of RunningViews by kind, in its order: two ids, two times, then all other of each kind
-INT_VIEWS = (
-    "request_id", "admission_seq",
-    "prompt_tokens", "generated_tokens", "computed_tokens", "kv_blocks", "max_tokens",
-    "num_preemptions", "priority", "rank_from_youngest", "num_running",
-)  # fmt: skip
-FLOAT_VIEWS = (
-    "arrival_s", "deadline_s",
-    "now_s", "recent_tpot_s", "prefill_s_per_token", "remaining", "remaining_upper", "draw",
-)  # fmt: skip
 
 _compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -594,31 +541,3 @@ def advance(
         engine.is_planning = 0
         if engine.idle_steps > engine.max_idle_steps:
             return STUCK
-
-
-@_compiled
-def alone_seconds(
-    prompt_tokens: IntArray,
-    output_tokens: IntArray,
-    budget_tokens: int,
-    fixed_s: float,
-    per_token_s: float,
-    per_context_token_s: float,
-    per_request_s: float,
-) -> FloatArray:
-    """Return what profile.single_stream_s returns for each request, bit for bit."""
-    seconds = np.empty(len(prompt_tokens))
-    for i in range(len(prompt_tokens)):
-        clock_s = 0.0
-        computed, known = 0, prompt_tokens[i]
-        while computed < known:
-            tokens = min(known - computed, budget_tokens)
-            computed += tokens
-            step_s = fixed_s + per_token_s * tokens + per_context_token_s * computed + per_request_s
-            clock_s += step_s
-        decode_s = fixed_s + per_token_s
-        for _ in range(output_tokens[i] - 1):
-            computed += 1
-            clock_s += decode_s + per_context_token_s * computed + per_request_s
-        seconds[i] = clock_s
-    return seconds

@@ -1,6 +1,6 @@
 """The jump engine against the step engine: equal results, bit for bit, on random small workloads.
 
-PREEMPTBENCH_DIFFERENTIAL sets the number of workloads (default 4,000; a nightly run takes more).
+PREEMPTBENCH_DIFFERENTIAL sets the number of workloads (default 3,000; a nightly run takes more).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,17 +17,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.errors import ConformanceError, InvalidInput, LawViolation, NoProgressError
+from contracts.errors import (
+    ConformanceError,
+    InvalidInput,
+    LawViolation,
+    NoProgressError,
+    UnknownName,
+)
 from contracts.policy import ArrayPolicy, FloatArray, Policy, RunningViews
 from contracts.signals import RemainingGrid
+from eval.matrix import Pressure, run_matrix, task_key
+from preemptbench.demo import demo_matrix
 from serving_sim.config import EngineConfig
-from serving_sim.engine import SimResult, simulate
+from serving_sim.engine import ARRIVAL_SLACK_S, SimResult, simulate
 from serving_sim.jump import ENGINES, Simulate, simulate_fast, unsupported
+from serving_sim.kernels import layout, leaps
 from serving_sim.policies import get_policy
 from serving_sim.profile import AffineProfile, StepWork
+from serving_sim.victims import TPOT_WINDOW_STEPS
+from tests.synthetic_runs import synthetic_runs
+from traces.runlog import write_runs
 from traces.workload import Workload
 
-NUM_EXAMPLES = int(os.environ.get("PREEMPTBENCH_DIFFERENTIAL", "4000"))
+NUM_EXAMPLES = int(os.environ.get("PREEMPTBENCH_DIFFERENTIAL", "3000"))
 CAP = 40
 PROFILES = (
     AffineProfile("every part", 0.008, 1e-4, 2e-8, 1e-5),
@@ -311,3 +324,40 @@ def test_bad_input_raises_what_the_step_engine_raises() -> None:
             engine(workload, config, endless)
         with pytest.raises(ConformanceError, match="one float a request"):
             engine(workload, config, PROFILES[0], wrong)
+
+
+def test_the_compiled_loop_has_the_engines_constants() -> None:
+    assert leaps.NUM_RECENT_STEPS == TPOT_WINDOW_STEPS
+    assert leaps.ARRIVAL_SLACK_S == ARRIVAL_SLACK_S
+    assert set(layout.INT_VIEWS) | set(layout.FLOAT_VIEWS) == set(RunningViews._fields)
+
+
+def test_narrow_integers_are_read_as_numbers() -> None:
+    workload = make_workload(4, 20, 40, 0.05, False)
+    narrow = replace(workload, **{
+        name: getattr(workload, name).astype(np.int32)
+        for name in ("prompt_tokens", "output_tokens", "max_tokens", "priority", "cohort")
+    })  # fmt: skip
+    config = EngineConfig(num_blocks=12)
+    assert_equal_runs(narrow, config, PROFILES[0], "random", None)
+    assert simulate_fast(narrow, config, PROFILES[0]) == simulate_fast(
+        workload, config, PROFILES[0]
+    )
+
+
+def test_the_matrix_runs_on_either_engine_and_cannot_tell(tmp_path: Path) -> None:
+    runs = tmp_path / "runs.parquet"
+    write_runs(synthetic_runs(num_prompts=20, repeats=3, seed=2, cap_tokens=120), runs, {})
+    config = demo_matrix(
+        runs, {}, num_seeds=1, policies=("lifo", "random", "longest-remaining"),
+        pressures=(Pressure("tight", 41),),
+    )  # fmt: skip
+    config = replace(config, num_warmup=4, num_tagged=20, num_filler=20, rate_per_s=6.0)
+    assert config.simulator == "jump"
+    slow = replace(config, simulator="step")
+    assert task_key(slow, 0) == task_key(config, 0)
+    cells = run_matrix(config, tmp_path / "jump", num_jobs=1)
+    assert any(cell.num_preemptions > 0 for cell in cells)
+    assert run_matrix(slow, tmp_path / "step", num_jobs=1) == cells
+    with pytest.raises(UnknownName, match="unknown simulator 'jumpy': did you mean 'jump'"):
+        replace(config, simulator="jumpy")
