@@ -86,12 +86,11 @@ def unsupported(
     if config.trust_withdrawn_blocks and config.enable_prefix_caching:
         return "trust_withdrawn_blocks needs the identity of every KV block"
     if policy is not None and policy.reads_signal and signal is not None:
+        count = len(workload)
+        starts = signal.offsets[:count]
+        ends = np.append(signal.offsets, min(len(signal.remaining), len(signal.upper)))[1:][:count]
         last = np.maximum(workload.output_tokens - 1, 0) // signal.stride
-        offsets = signal.offsets[: len(workload)]
-        num_answers = min(len(signal.remaining), len(signal.upper))
-        if len(offsets) < len(workload) or not np.all(
-            (offsets >= 0) & (offsets + last < num_answers)
-        ):
+        if len(starts) < count or not np.all((starts >= 0) & (starts + last < ends)):
             return f"signal {signal.name!r} does not answer for every request at every age"
     return None
 
