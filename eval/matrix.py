@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, unknown_name
 from contracts.records import RequestRecord
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_request
@@ -25,7 +25,8 @@ from eval.outcomes import score_breach
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
 from serving_sim.config import EngineConfig
-from serving_sim.engine import SimResult, simulate
+from serving_sim.engine import SimResult
+from serving_sim.jump import ENGINES
 from serving_sim.profile import load_profile, single_stream_s
 from traces.arrivals import build_workload
 from traces.runlog import read_runs
@@ -46,6 +47,7 @@ class MatrixConfig:
 
     Requests are drawn with replacement from the run log: warm-up first, then the tagged cohort,
     then as much filler as keeps arriving until the last tagged request has met its deadline.
+    ``simulator`` names the implementation, "jump" or "step"; their results are equal.
     """
 
     runs: Path
@@ -62,10 +64,13 @@ class MatrixConfig:
     num_tagged: int = 160
     deadline_s: float = 10.0
     grid_stride: int = 8
+    simulator: str = "jump"
 
     def __post_init__(self) -> None:
         if self.num_seeds < 1:
             raise InvalidInput(f"num_seeds is {self.num_seeds}: it must be at least 1")
+        if self.simulator not in ENGINES:
+            raise unknown_name("simulator", self.simulator, tuple(ENGINES))
         if not self.policies or not self.signals or not self.pressures:
             raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
         if not self.runs.exists():
@@ -165,7 +170,7 @@ def run_cell(
     seed: int,
 ) -> tuple[Cell, SimResult]:
     """Run one engine and score it."""
-    result = simulate(
+    result = ENGINES[config.simulator](
         inputs.workload,
         replace(config.engine, num_blocks=pressure.num_blocks, drain_s=config.deadline_s),
         load_profile(config.profile),
@@ -264,6 +269,7 @@ def task_key(config: MatrixConfig, seed: int) -> str:
         "first_seed": None,
         "profile": asdict(load_profile(config.profile)),
     }
+    del settings["simulator"]  # a task is the same whichever engine runs it
     files = {"runs": config.runs} | {s.name: s.folder for s in config.signals if s.folder}
     return content_key(settings, files, config.policies)
 

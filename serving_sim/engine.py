@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from contracts.errors import LawViolation, NoProgressError
 from contracts.policy import Policy
-from contracts.records import COHORTS, RequestRecord
+from contracts.records import COHORTS, RequestRecord, State
 from contracts.signals import RemainingGrid
 from serving_sim.config import EngineConfig
 from serving_sim.profile import StepProfile, StepWork, single_stream_s
@@ -84,12 +84,8 @@ def simulate(
     under PRIORITY. ``seed`` keys the policy's draws. Raises InvalidInput, NoProgressError, and
     with ``checks`` LawViolation.
     """
-    rule: ChooseVictim
-    if policy is not None:
-        rule = PolicyRule(policy, signal, seed, profile.prefill_s_per_token)
-    else:
-        rule = least_urgent if config.scheduling == "priority" else youngest
-    run = _Run(workload, config, profile, rule, checks)
+    rule = victim_rule(config, profile, policy, signal, seed)
+    run = Run(workload, config, profile, rule, checks)
     scheduler = run.scheduler
     while run.goes_on():
         run.admit_arrivals()
@@ -109,8 +105,24 @@ def simulate(
     return run.result(deadline_seen=policy is not None and policy.reads_deadline)
 
 
-class _Run:
-    """The state of one run: clock, arrivals still to come, scheduler, counters."""
+def victim_rule(
+    config: EngineConfig,
+    profile: StepProfile,
+    policy: Policy | None,
+    signal: RemainingGrid | None,
+    seed: int,
+) -> ChooseVictim:
+    """Return the policy as a victim rule, or the engine's own rule without one."""
+    if policy is not None:
+        return PolicyRule(policy, signal, seed, profile.prefill_s_per_token)
+    return least_urgent if config.scheduling == "priority" else youngest
+
+
+class Run:
+    """The state of one run: clock, arrivals still to come, scheduler, counters.
+
+    The jump engine (serving_sim/jump.py) starts from one, and ends by filling it in.
+    """
 
     def __init__(
         self,
@@ -128,13 +140,13 @@ class _Run:
         tagged = workload.cohort == COHORTS.index("tagged")
         awaited = tagged if tagged.any() else np.ones(len(workload), dtype=bool)
         self.requests = live_requests(workload, awaited.tolist(), self._served_tokens(), config)
-        self._num_awaited = int(awaited.sum())
-        self._horizon_s = float(workload.arrival_s[awaited][-1]) + config.drain_s
+        self.num_awaited = int(awaited.sum())
+        self.horizon_s = float(workload.arrival_s[awaited][-1]) + config.drain_s
         self._next = 0
         self._finished: list[str] = []
         self._in_flight: deque[StepPlan] = deque()
         self._depth = 2 if config.async_scheduling else 1
-        self._idle_steps = 0
+        self.idle_steps = 0
         self._recent_steps_s = rule.recent_steps_s if isinstance(rule, PolicyRule) else None
 
     def _served_tokens(self) -> list[int]:
@@ -147,7 +159,7 @@ class _Run:
 
     def goes_on(self) -> bool:
         """Say whether a tagged request is still to end, and the time for it is not over."""
-        return self._num_awaited > 0 and self.clock_s <= self._horizon_s
+        return self.num_awaited > 0 and self.clock_s <= self.horizon_s
 
     def is_idle(self) -> bool:
         """Say whether nothing runs, waits or is still to return."""
@@ -160,7 +172,7 @@ class _Run:
         while self._next < len(requests) and requests[self._next].arrival_s <= due_s:
             request = requests[self._next]
             self._next += 1
-            reason = self._refusal(request)
+            reason = self.refusal(request)
             if reason is None:
                 request.accepted_s = request.arrival_s
                 request.end_reason = "unfinished"
@@ -169,7 +181,8 @@ class _Run:
                 self._end(request, request.arrival_s, reason)
                 request.state = "rejected"
 
-    def _refusal(self, request: LiveRequest) -> str | None:
+    def refusal(self, request: LiveRequest) -> str | None:
+        """Say why ``request`` could never run; None if it can."""
         if not request.output_tokens:
             return "exceeds_max_model_len"
         most = self.config.fitting_tokens(request.prompt_tokens + request.max_tokens)
@@ -234,9 +247,9 @@ class _Run:
                 continue
             num_tokens += 1
             self._deliver(request, is_stale=request.num_preemptions != num_preemptions)
-        self._idle_steps = 0 if num_tokens else self._idle_steps + 1
-        if self._idle_steps > self.config.max_idle_steps:
-            raise NoProgressError(self.scheduler.diagnosis(self.clock_s, self._idle_steps))
+        self.idle_steps = 0 if num_tokens else self.idle_steps + 1
+        if self.idle_steps > self.config.max_idle_steps:
+            raise NoProgressError(self.diagnosis())
 
     def _deliver(self, request: LiveRequest, *, is_stale: bool) -> None:
         """Give ``request`` a token; a stale one was no longer expected, its KV is gone."""
@@ -254,15 +267,24 @@ class _Run:
     def _complete(self, request: LiveRequest) -> None:
         self.scheduler.retire(request)
         self._finished.append(request.request_id)
+        request.state, reason = self.outcome(request)
+        self._end(request, self.clock_s, reason)
+
+    def outcome(self, request: LiveRequest) -> tuple[State, str]:
+        """Return the state and the reason with which ``request`` ends once it wrote its tokens."""
         cut = request.output_tokens < int(self.workload.output_tokens[request.index])
         capped = cut or bool(self.workload.capped[request.index])
-        request.state = "length_capped" if capped else "completed"
-        self._end(request, self.clock_s, "max_model_len" if cut else "length" if capped else "stop")
+        reason = "max_model_len" if cut else "length" if capped else "stop"
+        return "length_capped" if capped else "completed", reason
 
     def _end(self, request: LiveRequest, end_s: float, reason: str) -> None:
         request.end_s, request.end_reason = end_s, reason
         request.end_eviction(end_s)
-        self._num_awaited -= request.is_awaited
+        self.num_awaited -= request.is_awaited
+
+    def diagnosis(self) -> str:
+        """Say who holds what while no output token appears."""
+        return self.scheduler.diagnosis(self.clock_s, self.idle_steps)
 
     def step_log(self, plan: StepPlan) -> StepLog:
         """Return what ``plan`` decided, before it runs."""
@@ -282,16 +304,20 @@ class _Run:
         planned = (request for plan in self._in_flight for request, _ in plan.sampling)
         return sum(request.end_s is not None for request in planned)
 
-    def result(self, *, deadline_seen: bool) -> SimResult:
-        """Return the records of all requests, whatever became of them."""
+    def result(self, *, deadline_seen: bool, alone_s: Sequence[float] | None = None) -> SimResult:
+        """Return the records of all requests, whatever became of them. ``alone_s`` are their
+        single-stream seconds, if known already."""
+        if alone_s is None:
+            alone_s = [
+                single_stream_s(r.prompt_tokens, max(1, r.output_tokens), self.config, self.profile)
+                for r in self.requests
+            ]
         records = tuple(
             record_of(
                 request,
                 self.workload,
                 censor_s=self.clock_s,
-                single_stream_s=single_stream_s(
-                    request.prompt_tokens, max(1, request.output_tokens), self.config, self.profile
-                ),
+                single_stream_s=alone_s[request.index],
                 deadline_seen=deadline_seen,
             )
             for request in self.requests
@@ -305,6 +331,6 @@ class _Run:
             recomputed_tokens=self.recomputed_tokens,
             cache_hit_tokens=sum(record.cache_hit_tokens for record in records),
             signal_fallbacks=self.rule.num_fallbacks if isinstance(self.rule, PolicyRule) else 0,
-            drained=self._num_awaited == 0,
+            drained=self.num_awaited == 0,
             discarded_tokens=self.discarded_tokens + self._num_discarded_in_flight(),
         )
