@@ -64,6 +64,7 @@ class Scheduler:
         (up to vLLM 0.27, it ends).
         """
         running, pool, block_size = self.running, self.pool, self.config.block_size
+        publishes = self.config.enable_prefix_caching
         chunk_limit = self._chunk_limit()
         cursor = 0
         while cursor < len(running) and plan.budget_tokens > 0:
@@ -84,7 +85,10 @@ class Scheduler:
             else:
                 if missing > 0:
                     request.blocks += pool.take(request.index, missing)
-                self._schedule(request, tokens, plan)
+                plan.scheduled[request] = tokens
+                plan.budget_tokens -= tokens
+                if publishes and computed + tokens >= (request.num_published + 1) * block_size:
+                    self.publish(request, min(computed + tokens, request.known_tokens))
                 cursor += 1
                 continue
             if self._self_victim_ends_step:
@@ -182,12 +186,9 @@ class Scheduler:
             request.first_scheduled_s = plan.now_s
         request.end_eviction(plan.now_s)
         self.running.append(request)
-        self._schedule(request, tokens, plan)
-
-    def _schedule(self, request: LiveRequest, tokens: int, plan: StepPlan) -> None:
         plan.scheduled[request] = tokens
         plan.budget_tokens -= tokens
-        self.publish(request, min(request.computed_tokens + tokens, request.known_tokens))
+        self.publish(request, hit_tokens + tokens)
 
     def _preempt(self, at: int, plan: StepPlan) -> LiveRequest:
         """Evict the running request at ``at``: it keeps its tokens and loses its KV."""
