@@ -49,7 +49,6 @@ class Scheduler:
         self._choose_victim = choose_victim
         self._num_admissions = 0
         self._counts_all_passed = config.follows("0.33")
-        self._lone_is_spared = config.follows("0.33")
         self._self_victim_ends_step = not config.follows("0.33")
 
     def begin(self, now_s: float) -> StepPlan:
@@ -162,11 +161,13 @@ class Scheduler:
         )
 
     def _chunk_limit(self) -> int:
-        """Tokens one request may compute in this step; the threshold spares who is alone."""
+        """Tokens one request may compute in this step (long-prefill threshold)."""
         config = self.config
         threshold = config.long_prefill_token_threshold
         num_requests = len(self.running) + len(self.waiting)
-        if not threshold or (num_requests <= 1 and self._lone_is_spared):
+        if num_requests <= 1:
+            return config.lone_chunk_tokens
+        if not threshold:
             return config.max_num_batched_tokens
         if config.long_prefill_token_threshold_adaptive:
             return max(threshold, config.max_num_batched_tokens // num_requests)
