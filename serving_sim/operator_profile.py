@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,8 +93,10 @@ class OperatorProfile:
     """The cost of a step as the sum of its operators; ``per_layer`` and ``attention`` are one
     layer's, ``once`` is embedding and final norm, ``head`` is head and sampler by sequences.
 
-    Decodes count with their mean KV. Several prefill chunks count as one that has as many pairs of
-    a query and a key; StepWork gives their sum, so they are taken to be equally long. Equal only
+    Decodes count with their mean KV, and ``skew_share`` of the way from there to all of them being
+    as long as the longest (measured on uneven batches; 0 where that was not done). Several prefill
+    chunks count as one that has as many pairs of a query and a key; StepWork gives their sum, so
+    they are taken to be equally long. Equal only
     to itself, and therefore hashable.
     """
 
@@ -103,6 +106,7 @@ class OperatorProfile:
     once: Curve
     head: Curve
     attention: AttentionTable
+    skew_share: float = 0.0
 
     @property
     def prefill_s_per_token(self) -> float:
@@ -120,8 +124,13 @@ class OperatorProfile:
 def _seconds(profile: OperatorProfile, work: StepWork) -> float:
     tokens = work.prefill_tokens + work.num_decodes
     chunk, prefix = _one_chunk(work)
-    context = work.decode_context_tokens / work.num_decodes if work.num_decodes else 0.0
-    attention_s = profile.attention.at(chunk, prefix, work.num_decodes, context)
+    decodes = work.num_decodes
+    context = work.decode_context_tokens / decodes if decodes else 0.0
+    attention_s = profile.attention.at(chunk, prefix, decodes, context)
+    if profile.skew_share and work.max_decode_context_tokens > context:
+        longest = work.max_decode_context_tokens
+        uneven_s = profile.attention.at(chunk, prefix, decodes, longest) - attention_s
+        attention_s += profile.skew_share * uneven_s
     layers_s = profile.num_layers * (profile.per_layer.at(tokens) + attention_s)
     return layers_s + profile.once.at(tokens) + profile.head.at(work.num_requests)
 
@@ -143,7 +152,8 @@ def _one_chunk(work: StepWork) -> tuple[float, float]:
 
 
 def load_operator_profile(folder: Path, model: str) -> OperatorProfile:
-    """Read the tables of ``folder``: dense.csv, per_sequence.csv, attention.csv.
+    """Read the tables of ``folder``: dense.csv, per_sequence.csv, attention.csv; and meta.yaml of
+    the folder above, if there is one, for the share that uneven batches were measured to add.
 
     Raises UnknownName for a model without a shape here, InvalidInput for a damaged table.
     """
@@ -158,7 +168,31 @@ def load_operator_profile(folder: Path, model: str) -> OperatorProfile:
         once=_sum(dense, _ONCE, folder / "dense.csv"),
         head=_sum(heads, _HEAD, folder / "per_sequence.csv"),
         attention=_attention(folder / "attention.csv"),
+        skew_share=_skew_share(folder),
     )
+
+
+def _skew_share(folder: Path) -> float:
+    """Return alpha_default of this tensor-parallel degree in the block skew_fit of meta.yaml; 0
+    where the profiler says that it measured none (enabled: false) or there is no such file."""
+    path = folder.absolute().parent / "meta.yaml"
+    if not path.is_file():
+        return 0.0
+    degree = folder.absolute().name.removeprefix("tp")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    block = re.search(r"^skew_fit:\n((?: .*\n?)*)", text, re.MULTILINE)
+    if block is None or not re.search(r"^  enabled: true$", block[1], re.MULTILINE):
+        return 0.0
+    found = re.search(
+        rf"^    {re.escape(degree)}:\n(?:      .*\n)*?      alpha_default: ([0-9.]+)$",
+        block[1],
+        re.MULTILINE,
+    )
+    if found is None or not 0.0 <= float(found[1]) <= 1.0:
+        raise InvalidInput(
+            f"{path}: skew_fit is enabled, but names no alpha_default in [0, 1] for tp {degree}"
+        )
+    return float(found[1])
 
 
 _Row = tuple[str, tuple[float, ...], float]  # layer, point, seconds

@@ -126,6 +126,48 @@ def test_a_hole_between_measured_points_is_bridged_and_one_at_the_edge_is_refuse
         load_operator_profile(write_tables(tmp_path / "b", edge), MODEL)
 
 
+META = """skew_profile:
+  enabled: true
+skew_fit:
+  enabled: true
+  bucket_axes:
+    pc: raw
+  per_tp:
+    1:
+      method: some
+      alpha_default: 0.25
+    2:
+      alpha_default: 0.5
+"""
+
+
+def test_an_uneven_batch_costs_the_measured_share_of_the_longest(tmp_path: Path) -> None:
+    """Two decodes of 16 and 48 tokens: mean 32, and a quarter (tp 2: half) of the way to 48."""
+    even = StepWork(0, 0, 2, 64, 2, max_decode_context_tokens=32)
+    uneven = even._replace(max_decode_context_tokens=48)
+    unknown = even._replace(max_decode_context_tokens=0)
+    for degree, share in ((1, 0.25), (2, 0.5), (None, 0.0)):
+        folder = write_tables(tmp_path / str(degree) / f"tp{degree or 1}")
+        text = (
+            META
+            if degree
+            else META.replace("skew_fit:\n  enabled: true", "skew_fit:\n  enabled: no")
+        )
+        (folder.parent / "meta.yaml").write_text(text, encoding="utf-8")
+        profile = load_operator_profile(folder, MODEL)
+        assert profile.skew_share == share
+        attention = attention_us(0, 0, 2, 32) + share * (
+            attention_us(0, 0, 2, 48) - attention_us(0, 0, 2, 32)
+        )
+        assert profile.step_s(uneven) == pytest.approx(1e-6 * expected_us(uneven, attention))
+        flat = 1e-6 * expected_us(even, attention_us(0, 0, 2, 32))
+        assert profile.step_s(even) == profile.step_s(unknown) == pytest.approx(flat)
+    folder = write_tables(tmp_path / "4" / "tp4")
+    (folder.parent / "meta.yaml").write_text(META, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"names no alpha_default in \[0, 1\] for tp 4"):
+        load_operator_profile(folder, MODEL)
+
+
 @pytest.mark.parametrize(
     ("table", "old", "new", "message"),
     [
@@ -349,3 +391,24 @@ def test_the_run_under_kv_pressure_is_met(public_data: Path, async_scheduling: b
     assert 175 <= outcome.num_preemptions <= 205
     for real, simulated in outcome.occupancy.values():
         assert simulated == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.data
+def test_the_run_under_light_pressure_is_met(public_data: Path) -> None:
+    """RTX PRO 6000, blocks derived, the tables' own share for uneven batches: +0.8 %, +2.9 %."""
+    run = read_recorded_run(public_data / RUNS / "RTXPRO6000" / MODEL)
+    assert any("num_blocks" in note and "derived" in note for note in run.notes)
+    profile = load_operator_profile(operator_tables(public_data, "RTXPRO6000"), MODEL)
+    assert profile.skew_share == 0.0543
+    outcome = report(run, profile, replay(run, profile))
+    assert outcome.num_preemptions == 0
+    assert abs(outcome.makespan_error) <= 0.012
+    assert abs(outcome.e2e.error["mean"]) <= 0.03
+    assert outcome.e2e.mape <= 0.035
+    assert outcome.e2e.correlation >= 0.995
+
+
+@pytest.mark.data
+def test_the_data_parallel_run_is_named_as_not_covered(public_data: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"2 data-parallel ranks .* not covered"):
+        read_recorded_run(public_data / RUNS / "RTXPRO6000" / "Qwen3-30B-A3B-Instruct-2507")
