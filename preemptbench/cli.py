@@ -15,6 +15,7 @@ from preemptbench.cli_oracle import oracle
 from preemptbench.cli_runs import runs
 from preemptbench.cli_simulate import policies, simulate
 from preemptbench.cli_train import score, train
+from preemptbench.cli_validate import validate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -26,7 +27,9 @@ def cli() -> None:
     """
 
 
-for command in (demo, collect, runs, oracle, train, score, simulate, policies, env):
+for command in (
+    demo, collect, runs, oracle, train, score, simulate, policies, validate, env,
+):  # fmt: skip
     cli.add_command(command)
 
 

@@ -214,13 +214,14 @@ class Run:
         return bool(plan.scheduled) and len(self._in_flight) < self._depth
 
     def _compute(self, plan: StepPlan) -> StepWork:
-        prefill = prefill_context = decodes = decode_context = 0
+        prefill = prefill_context = decodes = decode_context = longest = 0
         for request, tokens in plan.scheduled.items():
             before = request.computed_tokens
             context = request.computed_tokens = before + tokens
             if tokens == 1:
                 decodes += 1
                 decode_context += context
+                longest = max(longest, context)
             else:
                 prefill += tokens
                 prefill_context += context
@@ -232,7 +233,8 @@ class Run:
                 request.expected_tokens += 1
                 plan.sampling.append((request, request.num_preemptions))
         self.computed_tokens += prefill + decodes
-        return StepWork(prefill, prefill_context, decodes, decode_context, len(plan.scheduled))
+        num_requests = len(plan.scheduled)
+        return StepWork(prefill, prefill_context, decodes, decode_context, num_requests, longest)
 
     def finish_oldest(self) -> None:
         """Let the oldest step return: pass its time, hand out its tokens, end what is done."""

@@ -19,13 +19,15 @@ _T = TypeVar("_T")
 
 class StepWork(NamedTuple):
     """What one step computes. A request that computes a single token counts as a decode (it costs
-    what one costs); context is each request's KV in tokens, this step's own included."""
+    what one costs); context is each request's KV in tokens, this step's own included. The longest
+    decode's is for profiles that tell uneven batches from even ones; 0 where nobody counted it."""
 
     prefill_tokens: int
     prefill_context_tokens: int
     num_decodes: int
     decode_context_tokens: int
     num_requests: int
+    max_decode_context_tokens: int = 0
 
 
 @runtime_checkable
@@ -104,7 +106,7 @@ class AffineProfile:
 
     def step_s(self, work: StepWork) -> float:
         """Return the seconds of a step; the sum's order is part of the definition."""
-        prefill, prefill_context, decodes, decode_context, requests = work
+        prefill, prefill_context, decodes, decode_context, requests, _ = work
         return (
             self.fixed_s
             + self.per_token_s * (prefill + decodes)
