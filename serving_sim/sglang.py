@@ -110,6 +110,8 @@ class SglangScheduler(Scheduler):
 
     def _prefill(self, plan: StepPlan) -> None:
         """Go on with a cut prompt, then admit waiting requests while their estimate fits."""
+        if self._chunked is None and not (self.waiting and self._has_seat()):
+            return
         reserved, was_empty = self._reserved_tokens(), not self.running
         if self._chunked is not None:
             reserved += self._go_on(self._chunked, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from contracts.errors import InvalidInput
 from contracts.policy import Policy
+from eval.matrix import Pressure, run_matrix, task_key
+from preemptbench.demo import demo_matrix
 from serving_sim.config import EngineConfig, SglangSettings
 from serving_sim.engine import Run, SimResult, StepLog, simulate
 from serving_sim.jump import simulate_fast, unsupported
@@ -18,6 +21,8 @@ from serving_sim.profile import AffineProfile
 from serving_sim.scheduler import Scheduler
 from serving_sim.sglang import NewTokenRatio, SglangScheduler
 from serving_sim.victims import least_decoded
+from tests.synthetic_runs import synthetic_runs
+from traces.runlog import write_runs
 from traces.workload import Workload
 
 SECOND = AffineProfile("one second a step", 1.0, 0.0, 0.0)
@@ -385,6 +390,36 @@ def test_a_prefix_is_not_found_in_the_batch_that_computes_it() -> None:
     assert steps[0].scheduled == {"a": 30, "b": 30}
 
 
+def test_a_cut_prompt_can_be_found_as_far_as_it_is_computed() -> None:
+    jobs = replace(workload([20, 20], [4, 4], cap=4), prefix_groups=np.array([[0, 16], [0, 16]]))
+    result, steps = logged(jobs, config(100, max_num_batched_tokens=8))
+    assert [step.scheduled for step in steps[:3]] == [{"a": 8}, {"a": 8}, {"a": 4, "b": 4}]
+    assert result.records[1].cache_hit_tokens == 16
+
+
+def test_what_a_request_wrote_is_cached_when_it_ends() -> None:
+    """So it is not taken before older cached text: of 30 tokens "a" leaves 9 cached and "b" 17;
+    "c" takes the 4 that hold nothing, then the last 5 of "a", and "d" finds the first 4."""
+    jobs = replace(
+        workload([8, 8, 8, 9], [2, 10, 2, 2], [0.0, 10.0, 30.0, 50.0], cap=10),
+        prefix_groups=np.array([[0, 8], [1, 8], [2, 8], [0, 8]]),
+    )
+    result, _ = logged(jobs, config(30))
+    assert [r.cache_hit_tokens for r in result.records] == [0, 0, 0, 4]
+
+
+@pytest.mark.parametrize(("usable_tokens", "is_admitted"), [(38, True), (37, False)])
+def test_the_end_of_a_cut_prompt_reserves_like_an_admission(
+    usable_tokens: int, is_admitted: bool
+) -> None:
+    """ "b" wants 3 + 10 + 1 < usable - 12 - (10 + 1) in the step that ends the prompt of "a"."""
+    jobs = workload([12, 3], [4, 4], cap=10)
+    engine = config(usable_tokens, SglangSettings(), max_num_batched_tokens=8)
+    _, steps = logged(jobs, engine)
+    assert steps[0].scheduled == {"a": 8}
+    assert steps[1].scheduled == ({"a": 4, "b": 3} if is_admitted else {"a": 4})
+
+
 def test_who_found_no_room_is_not_looked_at_until_somebody_leaves() -> None:
     """The ratio falls fast enough for "b" at 3 s, but SGLang's batch is marked as full."""
     settings = SglangSettings(new_token_ratio_decay_steps=2)
@@ -414,6 +449,21 @@ def test_the_mode_is_chosen_by_the_config() -> None:
 def test_the_jump_engine_hands_over_to_the_step_engine() -> None:
     assert "sglang = " in (unsupported(PAIR, config(40), SECOND) or "")
     assert simulate_fast(PAIR, config(40), SECOND) == simulate(PAIR, config(40), SECOND)
+
+
+def test_the_matrix_runs_in_this_mode(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    write_runs(synthetic_runs(num_prompts=20, repeats=3, seed=2, cap_tokens=120), runs, {})
+    policies = ("lifo", "sglang-retract", "longest-remaining")
+    matrix = demo_matrix(
+        runs, {}, num_seeds=1, policies=policies, pressures=(Pressure("tight", 41),)
+    )
+    matrix = replace(matrix, num_warmup=4, num_tagged=20, rate_per_s=6.0)
+    changed = replace(matrix, engine=replace(matrix.engine, sglang=EAGER))
+    assert task_key(changed, 0) != task_key(matrix, 0)
+    cells = run_matrix(changed, tmp_path / "out", num_jobs=1)
+    assert {cell.policy for cell in cells} == set(policies)
+    assert all(cell.num_preemptions > 0 for cell in cells)
 
 
 @pytest.mark.parametrize(
