@@ -268,8 +268,11 @@ def _cache_argument(model: Any) -> str:
 
 def _greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (argmax, entropy in nats, log-probability of the argmax), each (B,), of (B, V)."""
+    import torch
+
     logprobs = logits.float().log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    # entr(0) is 0: a token that a model rules out must not turn the entropy into NaN
+    entropy = torch.special.entr(logprobs.exp()).sum(-1)
     logprob, token = logprobs.max(-1)
     return token, entropy, logprob
 

@@ -48,6 +48,13 @@ from preemptbench.progress import Bar
 )
 @click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
+@click.option(
+    "--simulator",
+    type=click.Choice(["jump", "step"]),
+    default="jump",
+    show_default=True,
+    help="The compiled engine or the readable one; their results are equal.",
+)
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
 @jobs_option
 @click.option(
@@ -84,6 +91,7 @@ def simulate(
     deadline: float | None,
     tagged: int | None,
     profile: str | None,
+    simulator: str,
     seeds: int,
     jobs: int,
     out_dir: Path,
@@ -120,6 +128,7 @@ def simulate(
         deadline_s=deadline or config.deadline_s,
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,
+        simulator=simulator,
     )
     with Bar("seed") as bar:
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)

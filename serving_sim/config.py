@@ -163,6 +163,14 @@ class EngineConfig:
         """Say whether the scheduler is that of ``version`` or of a later one."""
         return follows(self.vllm_version, version)
 
+    @property
+    def lone_chunk_tokens(self) -> int:
+        """Tokens that a request may compute in one step while it is alone."""
+        threshold = self.long_prefill_token_threshold
+        if not threshold or self.follows("0.33"):
+            return self.max_num_batched_tokens
+        return min(threshold, self.max_num_batched_tokens)
+
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold ``tokens``."""
         return -(-tokens // self.block_size)

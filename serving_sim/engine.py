@@ -249,23 +249,19 @@ class Run:
                 self.discarded_tokens += 1  # it ended one step ago: computed in vain
                 continue
             num_tokens += 1
-            self._deliver(request, is_stale=request.num_preemptions != num_preemptions)
+            if request.num_preemptions != num_preemptions:
+                request.expected_tokens += 1  # stale: its KV is gone, and nobody expected it
+            elif self._depth > 1:
+                self.scheduler.publish(request, request.known_tokens)
+            request.known_tokens += 1
+            request.generated_tokens += 1
+            if request.first_token_s is None:
+                request.first_token_s = self.clock_s
+            if request.generated_tokens >= request.output_tokens:
+                self._complete(request)
         self.idle_steps = 0 if num_tokens else self.idle_steps + 1
         if self.idle_steps > self.config.max_idle_steps:
             raise NoProgressError(self.diagnosis())
-
-    def _deliver(self, request: LiveRequest, *, is_stale: bool) -> None:
-        """Give ``request`` a token; a stale one was no longer expected, its KV is gone."""
-        if is_stale:
-            request.expected_tokens += 1
-        else:
-            self.scheduler.publish(request, request.known_tokens)
-        request.known_tokens += 1
-        request.generated_tokens += 1
-        if request.first_token_s is None:
-            request.first_token_s = self.clock_s
-        if request.generated_tokens >= request.output_tokens:
-            self._complete(request)
 
     def _complete(self, request: LiveRequest) -> None:
         self.scheduler.retire(request)

@@ -117,7 +117,7 @@ def single_stream_s(
     prompt_tokens: int, output_tokens: int, config: EngineConfig, profile: StepProfile
 ) -> float:
     """Return the seconds a request takes alone, with ample KV, from its first step to its end."""
-    return _alone_s(prompt_tokens, output_tokens, config.max_num_batched_tokens, profile)
+    return _alone_s(prompt_tokens, output_tokens, config.lone_chunk_tokens, profile)
 
 
 @lru_cache(maxsize=65_536)

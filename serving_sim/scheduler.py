@@ -51,7 +51,6 @@ class Scheduler:
         self._choose_victim = choose_victim
         self._num_admissions = 0
         self._counts_all_passed = config.follows("0.33")
-        self._lone_is_spared = config.follows("0.33")
         self._self_victim_ends_step = not config.follows("0.33")
 
     def refusal(self, request: LiveRequest) -> str | None:
@@ -74,6 +73,7 @@ class Scheduler:
         (up to vLLM 0.27, it ends).
         """
         running, pool, block_size = self.running, self.pool, self.config.block_size
+        publishes = self.config.enable_prefix_caching
         chunk_limit = self._chunk_limit()
         cursor = 0
         while cursor < len(running) and plan.budget_tokens > 0:
@@ -94,7 +94,10 @@ class Scheduler:
             else:
                 if missing > 0:
                     request.blocks += pool.take(request.index, missing)
-                self._schedule(request, tokens, plan)
+                plan.scheduled[request] = tokens
+                plan.budget_tokens -= tokens
+                if publishes and computed + tokens >= (request.num_published + 1) * block_size:
+                    self.publish(request, min(computed + tokens, request.known_tokens))
                 cursor += 1
                 continue
             if self._self_victim_ends_step:
@@ -130,6 +133,7 @@ class Scheduler:
             if missing + spare > pool.num_free:
                 break
             self._admit(waiting.pop(), found, tokens, plan)
+            self.publish(request, hit_tokens + tokens)
 
     def publish(self, request: LiveRequest, num_tokens: int) -> None:
         """Let the full blocks of the first ``num_tokens`` be found, if caching is on."""
@@ -168,11 +172,13 @@ class Scheduler:
         )
 
     def _chunk_limit(self) -> int:
-        """Tokens one request may compute in this step; the threshold spares who is alone."""
+        """Tokens one request may compute in this step (long-prefill threshold)."""
         config = self.config
         threshold = config.long_prefill_token_threshold
         num_requests = len(self.running) + len(self.waiting)
-        if not threshold or (num_requests <= 1 and self._lone_is_spared):
+        if num_requests <= 1:
+            return config.lone_chunk_tokens
+        if not threshold:
             return config.max_num_batched_tokens
         if config.long_prefill_token_threshold_adaptive:
             return max(threshold, config.max_num_batched_tokens // num_requests)
@@ -192,12 +198,8 @@ class Scheduler:
             request.first_scheduled_s = plan.now_s
         request.end_eviction(plan.now_s)
         self.running.append(request)
-        self._schedule(request, tokens, plan)
-
-    def _schedule(self, request: LiveRequest, tokens: int, plan: StepPlan) -> None:
         plan.scheduled[request] = tokens
         plan.budget_tokens -= tokens
-        self.publish(request, min(request.computed_tokens + tokens, request.known_tokens))
 
     def _preempt(self, at: int, plan: StepPlan) -> LiveRequest:
         """Evict the running request at ``at``: it keeps its tokens and loses its KV."""

@@ -64,7 +64,7 @@ class SglangScheduler(Scheduler):
         self.ratio = NewTokenRatio(settings)
         self._settings = settings
         self._chunked: LiveRequest | None = None  # its prompt is computed in part
-        self._prefilled_tokens: dict[LiveRequest, int] = {}
+        self._last_batch: list[LiveRequest] = []  # whose prefill was the last step
         self._is_full = False  # somebody found no room beside those that run, and nobody left since
 
     def refusal(self, request: LiveRequest) -> str | None:
@@ -80,33 +80,34 @@ class SglangScheduler(Scheduler):
         self.ratio.reset()
 
     def begin(self, now_s: float) -> StepPlan:
-        """Return the empty plan of a step that starts at ``now_s``; its budget is for prefill."""
+        """Return the empty plan of a step that starts at ``now_s``; its budget is for prefill.
+
+        What a prefill computed can be found now that it returned; decoded tokens can when their
+        request ends.
+        """
+        for request in self._last_batch:
+            if request.end_s is None:
+                self.publish(request, request.computed_tokens)
         budget_tokens = self._settings.max_prefill_tokens
         if self.config.enable_chunked_prefill:
             budget_tokens = min(budget_tokens, self.config.max_num_batched_tokens)
-        if self._chunked is not None:
-            self.publish(self._chunked, self._chunked.computed_tokens)
         return StepPlan(now_s, budget_tokens)
 
     def schedule_running(self, plan: StepPlan) -> None:
         """Plan a prefill batch if one can be formed, else a decode step of all that run."""
         self._prefill(plan)
+        self._last_batch = list(plan.scheduled)
         if not plan.scheduled and self.running:
             self._decode(plan)
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Do nothing: who waits was looked at first."""
 
-    def publish(self, request: LiveRequest, num_tokens: int) -> None:
-        """Let full blocks be found. Only what a prefill computed is: decoded tokens follow when
-        their request ends."""
-        super().publish(request, min(num_tokens, self._prefilled_tokens[request]))
-
     def retire(self, request: LiveRequest) -> None:
         """Let a finished request go; all of its KV can be found from now on."""
-        super().publish(request, request.computed_tokens)
+        self.publish(request, request.computed_tokens)
         super().retire(request)
-        self._forget(request)
+        self._is_full = False
 
     def _prefill(self, plan: StepPlan) -> None:
         """Go on with a cut prompt, then admit waiting requests while their estimate fits."""
@@ -157,7 +158,6 @@ class SglangScheduler(Scheduler):
         tokens = new_tokens
         if self.config.enable_chunked_prefill:
             tokens = min(new_tokens, plan.budget_tokens)
-        self._prefilled_tokens[request] = request.known_tokens
         self._admit(request, found, tokens, plan)
         self._chunked = request if tokens < new_tokens else None
         return self._new_reservation(request)
@@ -176,15 +176,14 @@ class SglangScheduler(Scheduler):
     def _retract(self, plan: StepPlan) -> None:
         """Evict until the next decode step fits; give up the last request if it never does."""
         limit = self._settings.max_queued_requests
+        self._is_full = False
         while self._missing_blocks() > self.pool.num_free:
             if len(self.running) == 1:
                 request = self.running.pop()
                 self._release(request)
-                self._forget(request)
                 plan.failed.append((request, "out_of_kv"))
                 return
             victim = self._preempt(self._choose_victim(self.running, plan.now_s), plan)
-            self._forget(victim)
             slack_tokens = len(self.running) * self._settings.retract_decode_steps
             self.pool.forget_free(self.config.blocks_for(slack_tokens))
             if limit is not None and len(self.waiting) > limit:
@@ -219,14 +218,9 @@ class SglangScheduler(Scheduler):
         return num_blocks * self.config.block_size
 
     def _schedule(self, request: LiveRequest, tokens: int, plan: StepPlan) -> None:
-        """Plan ``tokens``; what they fill can be found once the step has returned."""
+        """Plan ``tokens`` of a running request."""
         plan.scheduled[request] = tokens
         plan.budget_tokens -= tokens
-
-    def _forget(self, request: LiveRequest) -> None:
-        """Take note that ``request`` left the running list."""
-        del self._prefilled_tokens[request]
-        self._is_full = False
 
 
 def max_new_tokens(request: LiveRequest) -> int:

@@ -18,7 +18,7 @@ from traces.tables import (
 )
 from traces.workload import Workload
 
-SCHEMA_VERSION = "workload/1"
+SCHEMA_VERSION = "workload/2"
 SCHEMA = pa.schema(
     [
         ("request_id", pa.string()),
@@ -31,15 +31,27 @@ SCHEMA = pa.schema(
         ("cohort", pa.int64()),
         ("capped", pa.bool_()),
         ("run_id", pa.string()),
+        ("prefix_group", pa.int64()),
+        ("prefix_tokens", pa.int64()),
     ]
 )
 
 
 def write_workload(workload: Workload, path: Path) -> None:
     """Write a workload and its manifest, each atomically."""
-    columns = {name: getattr(workload, name) for name in SCHEMA.names[1:-1]}
-    run_ids = workload.run_ids if workload.run_ids is not None else [None] * len(workload)
-    table = pa.table({"request_id": workload.request_ids, **columns, "run_id": run_ids}, SCHEMA)
+    columns = {name: getattr(workload, name) for name in SCHEMA.names[1:-3]}
+    nobody = [None] * len(workload)
+    groups = workload.prefix_groups
+    table = pa.table(
+        {
+            "request_id": workload.request_ids,
+            **columns,
+            "run_id": workload.run_ids if workload.run_ids is not None else nobody,
+            "prefix_group": nobody if groups is None else groups[:, 0],
+            "prefix_tokens": nobody if groups is None else groups[:, 1],
+        },
+        SCHEMA,
+    )
     rows = write_parquet(path, SCHEMA, [table], ["run_id"])
     fields = {"name": workload.name, "workload": workload.manifest}
     write_manifest(path, fields, SCHEMA_VERSION, rows)
@@ -56,8 +68,11 @@ def read_workload(path: Path) -> Workload:
             )
         table = file.read()
         table.validate(full=True)
-        holes = [name for name in SCHEMA.names[:-1] if table[name].null_count]
-        columns = {name: table[name].to_pylist() for name in ("request_id", "run_id")}
+        holes = [name for name in SCHEMA.names[:-3] if table[name].null_count]
+        columns = {
+            name: table[name].to_pylist()
+            for name in ("request_id", "run_id", "prefix_group", "prefix_tokens")
+        }
     if holes:
         raise InvalidInput(f"{path}: columns {holes} hold nulls; a workload has none there")
     manifest = read_manifest(path)
@@ -67,10 +82,13 @@ def read_workload(path: Path) -> Workload:
         name: np.array(table[name].to_numpy()) for name in SCHEMA.names if name not in columns
     }
     known = None not in columns["run_id"]
+    groups = list(zip(columns["prefix_group"], columns["prefix_tokens"], strict=True))
+    shares = all(None not in pair for pair in groups)
     return Workload(
         name=str(manifest.get("name")),
         request_ids=tuple(columns["request_id"]),
         run_ids=tuple(columns["run_id"]) if known else None,
+        prefix_groups=np.array(groups, dtype=np.int64) if shares else None,
         manifest=manifest["workload"],
         **arrays,
     )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from contracts.errors import NoProgressError
 from contracts.records import RequestRecord
 from contracts.signals import RemainingGrid
-from serving_sim.config import EngineConfig
+from serving_sim.config import EngineConfig, VllmVersion
 from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.policies import get_policy
 from serving_sim.profile import AffineProfile, single_stream_s
@@ -303,13 +303,16 @@ def test_scaling_time_scales_time(
     st.integers(1, CAP),
     st.sampled_from([7, 64, 8192]),
     st.sampled_from([0, 5]),
+    st.sampled_from(["0.27", "0.33"]),
+    st.booleans(),
 )
 def test_alone_a_request_takes_its_single_stream_time(
-    prompt: int, output: int, budget: int, threshold: int
+    prompt: int, output: int, budget: int, threshold: int, version: VllmVersion, ahead: bool
 ) -> None:
     config = EngineConfig(
-        num_blocks=64, max_num_batched_tokens=budget, long_prefill_token_threshold=threshold
-    )
+        num_blocks=64, max_num_batched_tokens=budget, long_prefill_token_threshold=threshold,
+        vllm_version=version, async_scheduling=ahead,
+    )  # fmt: skip
     workload = replace(
         make_workload(0, 1),
         arrival_s=np.zeros(1),
@@ -393,3 +396,18 @@ def test_the_random_workloads_do_preempt() -> None:
 
 def _without_deadlines(result: SimResult) -> list[RequestRecord]:
     return [replace(record, deadline_seen=None) for record in result.records]
+
+
+def test_what_a_withdrawn_step_would_have_filled_is_not_found() -> None:
+    """With vLLM's fault, a victim "finds" 8 tokens of a step that never ran for it."""
+    workload = make_workload(5258, 4, gap_s=0.05)
+    config = EngineConfig(
+        num_blocks=19, block_size=8, max_num_batched_tokens=64,
+        long_prefill_token_threshold=24, reserve_full_isl=False,
+    )  # fmt: skip
+    result = run(workload, config, "random")
+    assert result.num_preemptions > 0
+    tokens = sum(workload.prompt_tokens) + sum(workload.output_tokens) - len(workload)
+    assert result.computed_tokens == tokens + result.recomputed_tokens
+    faulty = run(workload, replace(config, trust_withdrawn_blocks=True), "random")
+    assert faulty.computed_tokens == tokens + faulty.recomputed_tokens - 8

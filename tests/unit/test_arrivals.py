@@ -193,7 +193,10 @@ def test_azure_traces_replay(public_data: Path, name: str) -> None:
 
 
 def test_workload_round_trip(tmp_path: Path) -> None:
-    for workload in (build(make_runs(8), deadline_s=None), build(make_runs(8))):
+    plain = build(make_runs(8))
+    groups = np.stack([np.arange(len(plain)) % 2, np.minimum(plain.prompt_tokens, 3)], axis=1)
+    shared = replace(plain, prefix_groups=groups.astype(np.int64))
+    for workload in (build(make_runs(8), deadline_s=None), shared, plain):
         path = tmp_path / "w.parquet"
         write_workload(workload, path)
         back = read_workload(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from contracts.errors import InvalidInput
 from contracts.runs import DecodeRun
 from oracles.collect import CollectConfig, collect_runs, plan_batches
-from oracles.generate import LoadedModel, generate_batch, load_model, render_chat
+from oracles.generate import LoadedModel, _greedy, generate_batch, load_model, render_chat
 from oracles.prompts import Prompt, read_prompts
 from oracles.shards import RunShard, read_shard, run_from_json, run_to_json
 from preemptbench.cli import cli
@@ -72,6 +73,24 @@ def test_progress_describes_the_distribution_drawn_from(lm: LoadedModel) -> None
         assert 0 <= record.mean_entropy <= 6  # log of 260 tokens is 5.56 nats
         assert -record.mean_logprob <= record.mean_entropy + 3
         assert 0 <= record.repetition <= 1
+
+
+def test_a_ruled_out_token_leaves_the_entropy_a_number() -> None:
+    import torch
+
+    logits = torch.tensor([[0.0, 0.0, -torch.inf], [5.0, -torch.inf, -torch.inf]])
+    _, entropy, logprob = _greedy(logits)
+    assert entropy.tolist() == pytest.approx([math.log(2), 0.0], abs=1e-6)
+    assert logprob.tolist() == pytest.approx([-math.log(2), 0.0], abs=1e-6)
+
+
+def test_a_template_that_opens_the_thinking_mark_is_noticed(tiny: Path) -> None:
+    lm = load_model(str(tiny), dtype="float32", device="cpu")
+    assert generate_batch(lm, ["ab"], 8, 4)[0].progress[0].in_thinking == 0.0
+    lm.tokenizer.chat_template += "<think>"
+    output = generate_batch(lm, ["ab"], 8, 4)[0]
+    assert output.progress[0].in_thinking == 1.0
+    assert output.thinking_tokens == output.output_tokens  # the mark never closes
 
 
 def test_plan_covers_each_prompt_once_a_repeat_in_other_batches() -> None:

@@ -345,12 +345,22 @@ def test_a_clock_that_runs_backwards_is_a_law_broken(step_s: float) -> None:
         ({"watermark": 1.0}, r"watermark is 1.0.*\[0, 1\)"),
         ({"drain_s": -1.0}, "drain_s is -1.0"),
         ({"drain_s": float("nan")}, "drain_s is nan"),
+        ({"vllm_version": "0.20", "watermark": 0.1}, r"watermark is 0.1.*0.27.*set it to 0.0"),
+        (
+            {"vllm_version": "0.15"},
+            "reserve_full_isl is True.*came with vLLM 0.20.*set it to False",
+        ),
         ({"enable_chunked_prefill": False}, "set max_model_len to at most"),
     ],
 )
 def test_a_bad_setting_says_its_bound(settings: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         EngineConfig(**{"num_blocks": 64, **settings})  # type: ignore[arg-type]
+
+
+def test_an_unknown_version_names_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match=r"vllm_version '0\.34'.*0\.33"):
+        EngineConfig(num_blocks=64, vllm_version="0.34")  # type: ignore[arg-type]
 
 
 def test_an_unknown_queue_order_offers_the_nearest() -> None:
