@@ -429,6 +429,16 @@ def test_who_found_no_room_is_not_looked_at_until_somebody_leaves() -> None:
     assert a.end_s == b.first_scheduled_s == 9.0
 
 
+def test_a_retraction_makes_room_for_who_found_none() -> None:
+    """ "c" arrives when all 40 tokens are taken; "b" leaves 20 in step 14, and "c" enters next."""
+    jobs = workload([8, 8, 12], [20, 20, 4], [0.0, 0.0, 12.0], cap=20)
+    _, steps = logged(jobs, config(40, EAGER))
+    assert retractions(steps)[0] == (14, ("b",))
+    assert steps[12].waiting == ("c",)
+    assert steps[13].waiting == ("c", "b")
+    assert steps[14].scheduled == {"c": 12}
+
+
 def test_seats_are_limited() -> None:
     jobs = workload([8, 8], [4, 4], cap=4)
     _, steps = logged(jobs, config(100, max_num_seqs=1))
