@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 from contracts.errors import LawViolation
 
@@ -84,6 +85,11 @@ class BlockPool:
         holders.remove(block)
         if not holders:
             del self._holders[content]
+
+    def forget_free(self, count: int) -> None:
+        """Make the ``count`` free blocks that are taken next hold nothing; fewer if fewer are."""
+        for block in islice(self._free, count):
+            self.unpublish(block)
 
     def release(self, request: int, blocks: list[int]) -> None:
         """Take back the blocks of ``request``; those that nobody else uses become free."""

@@ -19,6 +19,48 @@ def follows(version: VllmVersion, other: VllmVersion) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SglangSettings:
+    """What SGLang's scheduler has and vLLM's lacks; names and defaults are SGLang's.
+
+    The *new-token ratio* is the share of its remaining ``max_new_tokens`` that a running request is
+    expected to write. It starts at ``init_new_token_ratio`` x ``schedule_conservativeness`` (1 at
+    most) and falls in ``new_token_ratio_decay_steps`` decode steps to
+    ``min_new_token_ratio_factor`` of that. Of ``max_new_tokens`` at most
+    ``clip_max_new_tokens_estimation`` tokens are reserved. ``retract_decode_steps`` is the slack
+    after a retraction, in tokens a request. ``max_prefill_tokens`` bounds a prefill batch;
+    ``max_queued_requests`` bounds the waiting queue, None does not.
+    """
+
+    schedule_conservativeness: float = 1.0
+    init_new_token_ratio: float = 0.7
+    min_new_token_ratio_factor: float = 0.14
+    new_token_ratio_decay_steps: int = 600
+    clip_max_new_tokens_estimation: int = 4096
+    retract_decode_steps: int = 20
+    max_prefill_tokens: int = 16384
+    max_queued_requests: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST_SGLANG.items():
+            _check_whole_number("sglang", name, getattr(self, name), least)
+        if not 0.0 < self.schedule_conservativeness < math.inf:
+            raise InvalidInput(
+                f"sglang schedule_conservativeness is {self.schedule_conservativeness}: give a "
+                "finite number above 0"
+            )
+        for name in ("init_new_token_ratio", "min_new_token_ratio_factor"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise InvalidInput(
+                    f"sglang {name} is {getattr(self, name)}: it must be a share in (0, 1]"
+                )
+
+    @property
+    def initial_ratio(self) -> float:
+        """The new-token ratio of an idle engine."""
+        return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of the vLLM V1 scheduler that this engine follows; names and defaults are vLLM's.
 
@@ -37,6 +79,10 @@ class EngineConfig:
     ``vllm_version`` is the series whose rules are followed where they differ
     (docs/vllm_versions.md). ``long_prefill_token_threshold_adaptive`` lifts the threshold to an
     equal share of the budget.
+
+    With ``sglang`` SGLang's scheduler plans instead (docs/sglang.md): ``block_size`` is its page
+    size, ``max_num_seqs`` its max_running_requests and ``max_num_batched_tokens`` its
+    chunked_prefill_size; what only vLLM has must stay at its default.
 
     ``drain_s`` bounds the wait for the tagged requests after the last of them arrived;
     ``max_idle_steps`` is how many steps may pass without one output token.
@@ -57,14 +103,13 @@ class EngineConfig:
     async_scheduling: bool = False
     trust_withdrawn_blocks: bool = False
     vllm_version: VllmVersion = "0.33"
+    sglang: SglangSettings | None = None
     drain_s: float = math.inf
     max_idle_steps: int = 20_000
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise InvalidInput(f"engine {name} is {value!r}: give a whole number >= {least}")
+            _check_whole_number("engine", name, getattr(self, name), least)
         for name, known in (("scheduling", Scheduling), ("vllm_version", VllmVersion)):
             if getattr(self, name) not in get_args(known):
                 raise unknown_name(name, str(getattr(self, name)), get_args(known))
@@ -82,6 +127,16 @@ class EngineConfig:
                     f"is {self.vllm_version!r}: set it to {type(value)()!r}"
                 )
         self._check_whole_prompts()
+        if self.sglang is not None:
+            self._check_no_vllm_setting()
+
+    def _check_no_vllm_setting(self) -> None:
+        for name, plain in VLLM_ONLY.items():
+            if getattr(self, name) != plain:
+                raise InvalidInput(
+                    f"engine {name} is {getattr(self, name)!r}, which SGLang's scheduler does not "
+                    f"have: leave it at {plain!r}, or drop sglang="
+                )
 
     def _check_whole_prompts(self) -> None:
         """Without chunked prefill a known sequence must fit one step, or it waits for ever."""
@@ -125,6 +180,11 @@ class EngineConfig:
         return tokens if self.max_model_len is None else min(tokens, self.max_model_len)
 
 
+def _check_whole_number(owner: str, name: str, value: object, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or value < least):
+        raise InvalidInput(f"{owner} {name} is {value!r}: give a whole number >= {least}")
+
+
 _LEAST = {
     "num_blocks": 2,
     "block_size": 1,
@@ -134,6 +194,24 @@ _LEAST = {
     "long_prefill_token_threshold": 0,
     "max_idle_steps": 1,
 }
+_LEAST_SGLANG = {
+    "new_token_ratio_decay_steps": 1,
+    "clip_max_new_tokens_estimation": 1,
+    "retract_decode_steps": 0,
+    "max_prefill_tokens": 1,
+    "max_queued_requests": 1,
+}
+VLLM_ONLY: dict[str, object] = {
+    "scheduling": "fcfs",
+    "long_prefill_token_threshold": 0,
+    "long_prefill_token_threshold_adaptive": False,
+    "reserve_full_isl": True,
+    "watermark": 0.0,
+    "async_scheduling": False,
+    "trust_withdrawn_blocks": False,
+    "vllm_version": "0.33",
+}
+"""Settings without a counterpart in SGLang, and what they must be there."""
 # settings that older series lack
 SINCE: dict[str, VllmVersion] = {
     "reserve_full_isl": "0.20",

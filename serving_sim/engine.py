@@ -20,8 +20,9 @@ from contracts.signals import RemainingGrid
 from serving_sim.config import EngineConfig
 from serving_sim.profile import StepProfile, StepWork, single_stream_s
 from serving_sim.requests import LiveRequest, live_requests, record_of
-from serving_sim.scheduler import ChooseVictim, Scheduler, StepPlan
-from serving_sim.victims import PolicyRule, least_urgent, youngest
+from serving_sim.scheduler import ChooseVictim, StepPlan
+from serving_sim.sglang import scheduler_of
+from serving_sim.victims import PolicyRule, least_decoded, least_urgent, youngest
 from traces.workload import Workload
 
 ARRIVAL_SLACK_S = 1e-12  # an arrival this little after the clock is due now
@@ -81,8 +82,8 @@ def simulate(
     tagged arrival; without tagged requests, until all ended.
 
     Without a policy the victim is the engine's own: the youngest under FCFS, the least urgent
-    under PRIORITY. ``seed`` keys the policy's draws. Raises InvalidInput, NoProgressError, and
-    with ``checks`` LawViolation.
+    under PRIORITY, the one that wrote least in SGLang mode. ``seed`` keys the policy's draws.
+    Raises InvalidInput, NoProgressError, and with ``checks`` LawViolation.
     """
     rule = victim_rule(config, profile, policy, signal, seed)
     run = Run(workload, config, profile, rule, checks)
@@ -115,6 +116,8 @@ def victim_rule(
     """Return the policy as a victim rule, or the engine's own rule without one."""
     if policy is not None:
         return PolicyRule(policy, signal, seed, profile.prefill_s_per_token)
+    if config.sglang is not None:
+        return least_decoded
     return least_urgent if config.scheduling == "priority" else youngest
 
 
@@ -133,7 +136,7 @@ class Run:
         checks: bool,
     ) -> None:
         self.workload, self.config, self.profile, self.rule = workload, config, profile, rule
-        self.scheduler = Scheduler(config, rule, checks=checks)
+        self.scheduler = scheduler_of(config, rule, checks=checks)
         self.clock_s = 0.0
         self.num_steps = self.computed_tokens = self.recomputed_tokens = 0
         self.discarded_tokens = 0
@@ -182,16 +185,14 @@ class Run:
                 request.state = "rejected"
 
     def refusal(self, request: LiveRequest) -> str | None:
-        """Say why ``request`` could never run; None if it can."""
+        """Say why ``request`` is not accepted; None if it is."""
         if not request.output_tokens:
             return "exceeds_max_model_len"
-        most = self.config.fitting_tokens(request.prompt_tokens + request.max_tokens)
-        if self.config.blocks_for(most) > self.config.usable_blocks:
-            return "infeasible_kv"
-        return None
+        return self.scheduler.refusal(request)
 
     def jump_to_next_arrival(self) -> None:
         """Let an idle engine sleep until something arrives, or until the run's end."""
+        self.scheduler.rest()
         if self._next < len(self.requests):
             self.clock_s = self.requests[self._next].arrival_s
 
@@ -200,6 +201,8 @@ class Run:
         self.num_steps += 1
         self._finished = []
         self._in_flight.append(plan)
+        for request, reason in plan.failed:
+            self._fail(request, reason)
         work = self._compute(plan)
         if work.num_requests:
             plan.step_s = self.profile.step_s(work)
@@ -266,6 +269,11 @@ class Run:
         self.scheduler.retire(request)
         self._finished.append(request.request_id)
         request.state, reason = self.outcome(request)
+        self._end(request, self.clock_s, reason)
+
+    def _fail(self, request: LiveRequest, reason: str) -> None:
+        self._finished.append(request.request_id)
+        request.state = "failed"
         self._end(request, self.clock_s, reason)
 
     def outcome(self, request: LiveRequest) -> tuple[State, str]:

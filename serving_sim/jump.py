@@ -74,6 +74,7 @@ ENGINES: Mapping[str, Simulate] = {"jump": simulate_fast, "step": simulate}
 
 
 _PLAIN = {
+    "sglang": None,
     "async_scheduling": False,
     "vllm_version": "0.33",
     "long_prefill_token_threshold_adaptive": False,

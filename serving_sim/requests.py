@@ -174,6 +174,14 @@ class WaitingQueue:
         self._queue.remove(request)
 
 
+class BackQueue(WaitingQueue):
+    """SGLang's order: arrivals and victims alike go to the back."""
+
+    def push_victim(self, request: LiveRequest) -> None:
+        """Add a request that was retracted."""
+        self.push(request)
+
+
 class PriorityQueue(WaitingQueue):
     """PRIORITY order: smallest (priority, arrival) first; a victim gets no better place."""
 

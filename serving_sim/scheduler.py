@@ -24,7 +24,8 @@ class StepPlan:
 
     ``sampling`` lists the requests that get a token when it returns, each with its number of
     preemptions when the step began: a token for a request that was preempted since is *stale*.
-    ``step_s`` is how long the step takes.
+    ``step_s`` is how long the step takes. ``failed`` lists the requests that the scheduler gave up,
+    each with the reason (SGLang mode only).
     """
 
     now_s: float
@@ -32,6 +33,7 @@ class StepPlan:
     scheduled: dict[LiveRequest, int] = field(default_factory=dict)
     preempted: list[LiveRequest] = field(default_factory=list)
     sampling: list[tuple[LiveRequest, int]] = field(default_factory=list)
+    failed: list[tuple[LiveRequest, str]] = field(default_factory=list)
     step_s: float = 0.0
 
 
@@ -50,6 +52,14 @@ class Scheduler:
         self._num_admissions = 0
         self._counts_all_passed = config.follows("0.33")
         self._self_victim_ends_step = not config.follows("0.33")
+
+    def refusal(self, request: LiveRequest) -> str | None:
+        """Say why an arriving ``request`` is not queued; None if it is."""
+        most = self.config.fitting_tokens(request.prompt_tokens + request.max_tokens)
+        return "infeasible_kv" if self.config.blocks_for(most) > self.pool.num_blocks else None
+
+    def rest(self) -> None:
+        """Take note that nothing runs or waits: vLLM's scheduler learns nothing from that."""
 
     def begin(self, now_s: float) -> StepPlan:
         """Return the empty plan of a step that starts at ``now_s``."""
@@ -123,6 +133,7 @@ class Scheduler:
             if missing + spare > pool.num_free:
                 break
             self._admit(waiting.pop(), found, tokens, plan)
+            self.publish(request, hit_tokens + tokens)
 
     def publish(self, request: LiveRequest, num_tokens: int) -> None:
         """Let the full blocks of the first ``num_tokens`` be found, if caching is on."""
@@ -189,7 +200,6 @@ class Scheduler:
         self.running.append(request)
         plan.scheduled[request] = tokens
         plan.budget_tokens -= tokens
-        self.publish(request, hit_tokens + tokens)
 
     def _preempt(self, at: int, plan: StepPlan) -> LiveRequest:
         """Evict the running request at ``at``: it keeps its tokens and loses its KV."""

@@ -25,6 +25,14 @@ def least_urgent(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG0
     return max(range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_s))
 
 
+def least_decoded(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG001
+    """SGLang's rule: the fewest generated tokens, then the longest prompt, then the youngest."""
+    return min(
+        range(len(running)),
+        key=lambda i: (running[i].generated_tokens, -running[i].prompt_tokens, -i),
+    )
+
+
 class PolicyRule:
     """Asks a Policy: the highest score goes, ties go to the larger ``admission_seq``.
 

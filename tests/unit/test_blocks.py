@@ -158,3 +158,19 @@ def test_a_free_list_that_lost_a_block_is_noticed() -> None:
     pool._free.popitem()
     with pytest.raises(LawViolation, match="2 KV blocks should be free; 1 are on the free list"):
         pool.take(0, 1)
+
+
+def test_free_blocks_are_forgotten_in_the_order_in_which_they_are_taken() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(0, 3)
+    for position, block in enumerate(blocks):
+        pool.publish(block, (0, position))
+    pool.release(0, blocks)
+    contents = [(0, position) for position in range(3)]
+    pool.forget_free(1)  # the fourth block holds nothing
+    assert pool.find(contents) == blocks
+    pool.forget_free(2)  # the last block of a request is freed first
+    assert pool.find(contents) == blocks[:2]
+    pool.forget_free(9)
+    assert pool.find(contents) == []
+    assert pool.num_free == 4
