@@ -28,7 +28,7 @@ from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult
 from serving_sim.jump import ENGINES
 from serving_sim.profile import load_profile, single_stream_s
-from traces.arrivals import build_workload
+from traces.arrivals import build_workload, trace_rate_per_s, workload_from_trace
 from traces.runlog import read_runs
 from traces.workload import Workload
 
@@ -46,7 +46,9 @@ class MatrixConfig:
     """What a matrix is. Rates in requests per second, times in seconds.
 
     Requests are drawn with replacement from the run log: warm-up first, then the tagged cohort,
-    then as much filler as keeps arriving until the last tagged request has met its deadline.
+    then as much filler as keeps arriving until the last tagged request has met its deadline. With
+    ``trace``, requests are a stretch of a measured trace instead (a seed picks where it begins),
+    its gaps and lengths untouched; nobody ran its prompts, so no signal can answer for them.
     ``simulator`` names the implementation, "jump" or "step"; their results are equal.
     """
 
@@ -64,6 +66,7 @@ class MatrixConfig:
     num_tagged: int = 160
     deadline_s: float = 10.0
     grid_stride: int = 8
+    trace: Path | None = None
     simulator: str = "jump"
 
     def __post_init__(self) -> None:
@@ -82,10 +85,20 @@ class MatrixConfig:
         ):
             if len(set(names)) < len(names):
                 raise InvalidInput(f"a {kind} stands twice in {', '.join(names)}: name each once")
+        if self.trace is not None and any(s.name != NO_SIGNAL for s in self.signals):
+            raise InvalidInput(
+                f"no signal can answer for the requests of trace {self.trace}: use {NO_SIGNAL!r} "
+                "only, and policies that read none"
+            )
         crossed = {policy for policy, _ in self.crossings()}
         for name in self.policies:
             if name not in crossed:
                 reads = find_policy(name).reads_signal
+                if self.trace is not None:
+                    raise InvalidInput(
+                        f"policy {name!r} reads a signal, and none can answer for a trace: use "
+                        "policies that read none, or a run log"
+                    )
                 raise InvalidInput(
                     f"policy {name!r} {'reads a signal' if reads else 'reads no signal'}, but the "
                     f"signals are {', '.join(signal.name for signal in self.signals)}: add "
@@ -95,7 +108,8 @@ class MatrixConfig:
     @property
     def num_filler(self) -> int:
         """Arrivals of one deadline, plus four standard deviations of a Poisson count."""
-        expected = self.rate_per_s * self.deadline_s
+        rate_per_s = self.rate_per_s if self.trace is None else trace_rate_per_s(self.trace)
+        expected = rate_per_s * self.deadline_s
         return math.ceil(expected + 4 * math.sqrt(expected) * max(1.0, self.arrival_cv))
 
     def crossings(self) -> list[tuple[str, SignalSource]]:
@@ -122,6 +136,17 @@ class SeedInputs:
 def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> SeedInputs:
     """Fix truth, arrivals and grids of ``seed``. Of a request's K runs, run s mod K executes in
     seed s, and an oracle is built from the others only."""
+    if config.trace is not None:
+        workload = workload_from_trace(
+            config.trace,
+            num_warmup=config.num_warmup,
+            num_tagged=config.num_tagged,
+            num_filler=config.num_filler,
+            seed=seed,
+            deadline_s=config.deadline_s,
+            name=f"{config.trace.stem}-seed-{seed}",
+        )
+        return SeedInputs(workload, (), {NO_SIGNAL: None})
     truth, others = split_truth(runs, seed)
     workload = build_workload(
         truth,
@@ -215,7 +240,7 @@ def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
     path = out_dir / "cells" / f"seed-{seed:03d}-{task_key(config, seed)}.parquet"
     if path.exists():
         return path
-    runs = list(read_runs(config.runs))
+    runs = [] if config.trace is not None else list(read_runs(config.runs))
     inputs = prepare_seed(config, runs, seed)
     cells: list[Cell] = []
     records: list[tuple[Cell, tuple[RequestRecord, ...]]] = []
@@ -270,7 +295,8 @@ def task_key(config: MatrixConfig, seed: int) -> str:
         "profile": asdict(load_profile(config.profile)),
     }
     del settings["simulator"]  # a task is the same whichever engine runs it
-    files = {"runs": config.runs} | {s.name: s.folder for s in config.signals if s.folder}
+    source = {"runs": config.runs} if config.trace is None else {"trace": config.trace}
+    files = source | {s.name: s.folder for s in config.signals if s.folder}
     return content_key(settings, files, config.policies)
 
 

@@ -138,9 +138,11 @@ def format_table(rows: Sequence[SummaryRow]) -> str:
 def _title(row: SummaryRow) -> str:
     """Name a block of the table; ``row`` is its first, LIFO as a rule."""
     first, second = row.breach_by_half
+    blocks = f"{row.num_blocks} blocks"
+    named = "" if row.pressure == blocks else f"{row.pressure}: "
     refused = f", {row.rejected} never fit and were refused" if row.rejected else ""
     return (
-        f"KV pressure {row.pressure}: {row.num_blocks} blocks, {row.num_seeds} seeds, "
+        f"KV pressure {named}{blocks}, {row.num_seeds} seeds, "
         f"{row.accepted} requests{refused}; {row.label} breaches {first:.1%} of the earlier half "
         f"and {second:.1%} of the later"
     )

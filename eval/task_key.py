@@ -28,7 +28,7 @@ def content_key(
     anything else such a file reads is not seen.
     """
     identity = {
-        "settings": {k: v for k, v in settings.items() if k not in ("runs", "signals")},
+        "settings": {k: v for k, v in settings.items() if k not in ("runs", "trace", "signals")},
         "signals": [signal["name"] for signal in settings["signals"]],
         "inputs": {name: path_sha256(path) for name, path in inputs.items()},
         "policies": [_policy_source(name) for name in policies],

@@ -23,7 +23,7 @@ from preemptbench.cli_validate import validate
 def cli() -> None:
     """What signal does preemption need? Compare victim policies and length signals with LIFO.
 
-    Start with 'preemptbench demo': it runs everything on bundled data in a few minutes.
+    Start with 'preemptbench demo': it runs everything on bundled data in about a minute.
     """
 
 

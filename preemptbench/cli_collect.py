@@ -17,7 +17,7 @@ from traces.bundled import bundled_prompts
 _DEFAULTS = CollectConfig()
 
 
-@click.command()
+@click.command(short_help="Run a model at temperature zero and keep every run.")
 @click.option(
     "--model",
     default="bundled:smollm2-135m-instruct",

@@ -12,7 +12,7 @@ from preemptbench.options import check_out_folder, jobs_option, runs_option, to_
 from preemptbench.progress import Bar
 
 
-@click.command()
+@click.command(short_help="Run everything on bundled data: a table and a report.")
 @click.option(
     "--out",
     "out_dir",

@@ -44,15 +44,16 @@ def describe(runs_path: Path, ages: str, as_json: bool) -> None:
         log_mae = float(np.mean(errors)) if errors else None
         rows.append({"age": age, "alive": len(errors), "log_mae": log_mae, **counts})
     whole = EmpiricalOracle(runs)
+    held_out_name = leave_one_out(runs, repeats[0]).name if len(repeats) > 1 else whole.name
     if as_json:
-        click.echo(to_json({"oracle": whole.name, "runs": len(runs), "by_age": rows}))
+        click.echo(to_json({"oracle": held_out_name, "runs": len(runs), "by_age": rows}))
         return
     if len(repeats) < 2:
         click.echo(
             f"{whole.name} over {len(runs)} runs: every request ran once, so none can be held out"
         )
         return
-    click.echo(f"{whole.name} over {len(runs)} runs; each repeat answered from the others")
+    click.echo(f"{held_out_name}: each repeat of {len(runs)} runs answered from the others")
     click.echo(f"{'age':>6}{'alive':>8}{'log-MAE':>9}" + "".join(f"{x:>9}" for x in LEVELS))
     for row in rows:
         error = "-" if row["log_mae"] is None else f"{row['log_mae']:.3f}"

@@ -14,7 +14,7 @@ from preemptbench.options import check_out_folder, jobs_option, runs_option, to_
 from preemptbench.progress import Bar
 
 
-@click.command()
+@click.command(short_help="Run policies beside LIFO on simulated engines.")
 @click.option(
     "--policy",
     "policies",
@@ -25,10 +25,18 @@ from preemptbench.progress import Bar
     "--signal",
     "signals",
     multiple=True,
-    help="oracle, clairvoyant, or a checkpoint folder [name=]FOLDER, for policies that read one. "
+    help="oracle, oracle-K, clairvoyant, or a checkpoint folder [name=]FOLDER, for policies that "
+    "read one. "
     "Repeatable; default: oracle.",
 )
 @runs_option
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path),
+    help="Replay a measured trace (CSV or Parquet: arrival_s, context_tokens, generated_tokens) "
+    "instead of a run log; for policies that read no signal.",
+)
 @click.option(
     "--blocks",
     multiple=True,
@@ -85,6 +93,7 @@ def simulate(
     policies: tuple[str, ...],
     signals: tuple[str, ...],
     runs_path: Path,
+    trace_path: Path | None,
     blocks: tuple[int, ...],
     rate: float | None,
     cv: float | None,
@@ -119,7 +128,10 @@ def simulate(
     pressures = tuple(Pressure(f"{n} blocks", n) for n in dict.fromkeys(blocks)) or PRESSURES
     names = tuple(dict.fromkeys((BASELINE, *policies)))
     config = demo_matrix(runs_path, {}, num_seeds=seeds, policies=names, pressures=pressures)
-    sources = dict.fromkeys((NO_SIGNAL, *(signals or ("oracle",))))
+    if trace_path is not None and (rate or cv):
+        raise click.UsageError("--rate and --cv do not go with --trace: its gaps are untouched.")
+    default = () if trace_path is not None else ("oracle",)
+    sources = dict.fromkeys((NO_SIGNAL, *(signals or default)))
     config = replace(
         config,
         signals=tuple(SignalSource.parse(text) for text in sources),
@@ -129,6 +141,7 @@ def simulate(
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,
         simulator=simulator,
+        trace=trace_path,
     )
     with Bar("seed") as bar:
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
@@ -175,7 +188,7 @@ def _simulate_file(
         click.echo(f"{name:<18} {value:>12}")
 
 
-@click.command()
+@click.command(short_help="List the built-in victim rules.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def policies(as_json: bool) -> None:
     """List the built-in victim rules and say which read a signal."""

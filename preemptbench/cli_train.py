@@ -10,7 +10,7 @@ from traces.bundled import bundled_runs
 from training.options import train_options
 
 
-@click.command()
+@click.command(short_help="Fit a length predictor and write a checkpoint.")
 @train_options
 def train(
     config: Path | None,
@@ -27,7 +27,7 @@ def train(
     run_fit(config, family, runs, out, folds, assignments, as_json)
 
 
-@click.command()
+@click.command(short_help="Score a checkpoint on prompts it never saw.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), required=True, help="Its folder.")
 @click.option(
     "--runs",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eval.validation import ValidationReport
 
 
-@click.command()
+@click.command(short_help="Replay a recorded run of a real vLLM and compare.")
 @click.argument("run_folder", type=click.Path(path_type=Path))
 @click.option(
     "--perf",

@@ -141,6 +141,15 @@ def workload_from_trace(
     )
 
 
+def trace_rate_per_s(path: Path) -> float:
+    """Return the mean arrival rate of a whole trace, in requests per second."""
+    arrival_s, _, _ = _read_trace(path)
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    if not span_s > 0:
+        raise InvalidInput(f"{path}: all {len(arrival_s)} requests arrive at once; it has no rate")
+    return (len(arrival_s) - 1) / span_s
+
+
 def _cohort(num_warmup: int, num_tagged: int, num_filler: int) -> IntArray:
     sizes = (num_warmup, num_tagged, num_filler)
     for label, size in zip(COHORTS, sizes, strict=True):

@@ -8,7 +8,7 @@ group's own content, so the order of rows is irrelevant.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -101,14 +101,6 @@ def crossfit_folds(
         for index, group in enumerate(ordered)
         for row in group.prompts
     }
-
-
-def iter_folds(log: RunLog, folds: dict[str, int]) -> Iterator[tuple[int, RunLog, RunLog]]:
-    """Yield (fold, runs outside it, runs inside it) for each fold of :func:`crossfit_folds`."""
-    codes, names = log.codes("prompt_id")
-    fold = np.array([folds[name] for name in names])[codes]
-    for number in sorted(set(folds.values())):
-        yield number, log.filter(fold != number), log.filter(fold == number)
 
 
 def assert_no_leak(train: RunLog | Iterable[DecodeRun], test: RunLog | Iterable[DecodeRun]) -> None:

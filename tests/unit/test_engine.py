@@ -24,27 +24,10 @@ from serving_sim.decisions import driver_config, driver_profile, read_driver_fil
 from serving_sim.engine import StepLog, simulate
 from serving_sim.policies import get_policy
 from serving_sim.profile import AffineProfile, StepWork
+from tests.by_hand import workload
 from traces.workload import Workload
 
 SECOND = AffineProfile("one second a step", 1.0, 0.0, 0.0)
-
-
-def workload(
-    prompt: list[int], output: list[int], arrival: list[float] | None = None, cap: int = 64
-) -> Workload:
-    count = len(prompt)
-    return Workload(
-        name="by hand",
-        request_ids=tuple("abcdefgh"[:count]),
-        arrival_s=np.array(arrival or [0.0] * count),
-        prompt_tokens=np.array(prompt),
-        output_tokens=np.array(output),
-        max_tokens=np.full(count, cap),
-        priority=np.zeros(count, np.int64),
-        deadline_s=np.full(count, 10.0),
-        cohort=np.ones(count, np.int64),
-        capped=np.zeros(count, bool),
-    )
 
 
 # Two requests of 8 + 20 tokens in 6 usable blocks of 8: each can have 4, both cannot.

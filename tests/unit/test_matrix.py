@@ -152,6 +152,29 @@ def test_a_matrix_that_would_count_twice_or_drop_a_policy_is_refused(
         replace(config, **change)
 
 
+def test_a_trace_is_replayed_gap_by_gap_and_takes_no_signal(
+    config: MatrixConfig, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = zip(np.cumsum(rng.exponential(0.2, 300)), rng.integers(1, 90, 300), strict=True)
+    trace = tmp_path / "trace.csv"
+    lines = [f"{at},{prompt},{1 + i % 70}" for i, (at, prompt) in enumerate(rows)]
+    trace.write_text("arrival_s,context_tokens,generated_tokens\n" + "\n".join(lines))
+    with pytest.raises(InvalidInput, match="no signal can answer"):
+        replace(config, trace=trace)
+    plain = replace(config, trace=trace, policies=("lifo", "fifo"), signals=(SignalSource("none"),))
+    inputs = prepare_seed(plain, [], 1)
+    start = inputs.workload.manifest["trace_start_row"]
+    asked = [float(line.split(",")[0]) for line in lines[start : start + len(inputs.workload)]]
+    np.testing.assert_allclose(inputs.workload.arrival_s, np.array(asked) - asked[0])
+    cells = run_matrix(plain, tmp_path / "out", num_jobs=1)
+    assert len(cells) == 3 * 2 * 2
+    assert {cell.score.accepted for cell in cells} == {20}
+    key = task_key(plain, 0)
+    trace.write_text(trace.read_text().replace(lines[5], lines[5][:-1] + "9"))
+    assert task_key(plain, 0) != key
+
+
 @pytest.mark.parametrize("name", ["clairvoyant", "none", "oracle", "oracle-4"])
 def test_a_predictor_cannot_carry_the_name_of_a_bound(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is reserved"):

@@ -21,6 +21,7 @@ from serving_sim.profile import AffineProfile
 from serving_sim.scheduler import Scheduler
 from serving_sim.sglang import NewTokenRatio, SglangScheduler
 from serving_sim.victims import least_decoded
+from tests.by_hand import workload
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import write_runs
 from traces.workload import Workload
@@ -29,27 +30,6 @@ SECOND = AffineProfile("one second a step", 1.0, 0.0, 0.0)
 HOPEFUL = SglangSettings(schedule_conservativeness=0.1)
 # reserves one token a request: everybody is let in, and must be retracted later
 EAGER = SglangSettings(clip_max_new_tokens_estimation=1)
-
-
-def workload(
-    prompt: list[int],
-    output: list[int],
-    arrival: list[float] | None = None,
-    cap: int | list[int] = 64,
-) -> Workload:
-    count = len(prompt)
-    return Workload(
-        name="by hand",
-        request_ids=tuple("abcdefgh"[:count]),
-        arrival_s=np.array(arrival or [0.0] * count),
-        prompt_tokens=np.array(prompt),
-        output_tokens=np.array(output),
-        max_tokens=np.full(count, cap),
-        priority=np.zeros(count, np.int64),
-        deadline_s=np.full(count, 10.0),
-        cohort=np.ones(count, np.int64),
-        capped=np.zeros(count, bool),
-    )
 
 
 def config(usable_tokens: int, settings: SglangSettings = HOPEFUL, **changes: Any) -> EngineConfig:

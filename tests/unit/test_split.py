@@ -16,7 +16,6 @@ from traces.runlog import RunLog
 from traces.split import (
     assert_no_leak,
     crossfit_folds,
-    iter_folds,
     normalise_prompt,
     split_runs,
 )
@@ -138,15 +137,6 @@ def test_folds_are_even(n: int, num_folds: int, seed: int) -> None:
         inside = collections.Counter(folds[r.prompt_id] for r in runs if r.family == family)
         counts = [inside[fold] for fold in range(num_folds)]
         assert max(counts) - min(counts) <= 1
-
-
-def test_iter_folds_covers_the_log_once() -> None:
-    log = RunLog.from_runs(prompt_runs(12))
-    parts = list(iter_folds(log, crossfit_folds(log, num_folds=3)))
-    assert [fold for fold, _, _ in parts] == [0, 1, 2]
-    assert sum(len(inside) for _, _, inside in parts) == len(log)
-    for _, outside, inside in parts:
-        assert_no_leak(outside, inside)
 
 
 def test_leaks_are_named() -> None:
