@@ -162,6 +162,8 @@ def test_a_trace_is_replayed_gap_by_gap_and_takes_no_signal(
     trace.write_text("arrival_s,context_tokens,generated_tokens\n" + "\n".join(lines))
     with pytest.raises(InvalidInput, match="no signal can answer"):
         replace(config, trace=trace)
+    with pytest.raises(InvalidInput, match="none can answer for a trace"):
+        replace(config, trace=trace, signals=(SignalSource("none"),))
     plain = replace(config, trace=trace, policies=("lifo", "fifo"), signals=(SignalSource("none"),))
     inputs = prepare_seed(plain, [], 1)
     start = inputs.workload.manifest["trace_start_row"]
