@@ -303,6 +303,7 @@ def task_key(config: MatrixConfig, seed: int) -> str:
         "num_seeds": None,
         "first_seed": None,
         "profile": asdict(load_profile(config.profile)),
+        "faults": repr(config.faults),  # it names the kinds
     }
     del settings["simulator"]  # a task is the same whichever engine runs it
     source = {"runs": config.runs} if config.trace is None else {"trace": config.trace}

@@ -232,6 +232,10 @@ def _simulate_file(
     from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
     from serving_sim.fault_rates import read_faults
 
+    if decisions_path is not None and (faults_path is not None or offload is not None):
+        raise click.UsageError(
+            "--decisions writes a log that replays by itself: drop --faults and --offload."
+        )
     if len(policies) > 1:
         raise click.UsageError("--workload runs once: give one --policy at most.")
     policy = find_policy(policies[0]) if policies else None
@@ -240,7 +244,7 @@ def _simulate_file(
     if faults_path is not None:
         faults = read_faults(faults_path).plan(driver.workload, seed=0)
     if decisions_path is not None:
-        result = write_log(driver, decisions_path, policy, faults, offload)
+        result = write_log(driver, decisions_path, policy)
     else:
         result = simulate_driver(driver, policy, None, faults, offload)
     summary: dict[str, int | float] = {

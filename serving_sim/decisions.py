@@ -187,16 +187,10 @@ def simulate_driver(
     return simulate(driver.workload, config, driver.profile, policy, on_step=on_step, faults=faults)
 
 
-def write_log(
-    driver: DriverLog,
-    path: Path,
-    policy: Policy | None = None,
-    faults: FaultPlan | None = None,
-    offload: OffloadSettings | None = None,
-) -> SimResult:
+def write_log(driver: DriverLog, path: Path, policy: Policy | None = None) -> SimResult:
     """Simulate ``driver`` and write its decision log to ``path`` (gzipped when it ends in .gz)."""
     with atomic_path(path) as scratch, tempfile.TemporaryFile("w+", encoding="utf-8") as body:
-        result = simulate_driver(driver, policy, step_writer(body), faults, offload)
+        result = simulate_driver(driver, policy, step_writer(body))
         header = {
             "written_by": "preemptbench",
             "vllm_version": driver.vllm_version,

@@ -34,7 +34,7 @@ class FaultRate:
     mean_after_s: float = 0.0
     per_hour: float = 0.0
     mean_duration_s: float = 0.0
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -8,12 +8,29 @@ loads for the other. Nothing can be loaded before it was written.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from contracts.errors import LawViolation
+from contracts.errors import InvalidInput, LawViolation, unknown_name
 from serving_sim.config import EngineConfig, OffloadSettings
 from serving_sim.requests import LiveRequest
+
+
+def offload_from_table(table: object, where: str) -> OffloadSettings:
+    """Return the tier that a table of a configuration describes; ``where`` names it in errors."""
+    if not isinstance(table, Mapping):
+        raise InvalidInput(f"{where}: got a {type(table).__name__}; write a table")
+    kinds = {item.name: item.type for item in fields(OffloadSettings)}
+    for key, value in table.items():
+        if key not in kinds:
+            raise unknown_name(f"setting in {where}", str(key), kinds)
+        wanted = {"bool": bool, "LoadRule": str}.get(str(kinds[key]), (int, float))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise InvalidInput(f"{where}: {key} is {value!r}; it must be a {kinds[key]}")
+    if "bytes_per_s" not in table:
+        raise InvalidInput(f"{where}: bytes_per_s is missing; give the speed of the link")
+    return OffloadSettings(**table)
 
 
 class Load(NamedTuple):
@@ -25,7 +42,7 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class _Entry:
-    """The first ``tokens`` of a request; ``busy_until_s`` is the end of its last transfer."""
+    """The first ``tokens`` of a request; ``busy_until_s`` is when its last load ends."""
 
     tokens: int
     written_s: float
@@ -72,7 +89,8 @@ class Tier:
             return
         start_s = max(now_s, self._write_ends_s)
         self._write_ends_s = start_s + self._settings.transfer_s(tokens - kept_tokens)
-        self._entries[request.index] = _Entry(tokens, self._write_ends_s, now_s)
+        busy_until_s = entry.busy_until_s if entry is not None else now_s
+        self._entries[request.index] = _Entry(tokens, self._write_ends_s, busy_until_s)
         self._entries.move_to_end(request.index)
         self.offloaded_tokens += tokens - kept_tokens
         self._use(missing)
