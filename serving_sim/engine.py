@@ -59,7 +59,8 @@ class SimResult:
     ``cache_hit_tokens`` were found instead. ``signal_fallbacks`` counts decisions that met a NaN
     score or a signal's garbage. ``drained`` says that every tagged request ended.
     ``offloaded_tokens`` were written to the offload tier, ``loaded_tokens`` read back, for which
-    requests waited ``load_s`` in sum. ``num_faults`` counts the strikes of the fault plan.
+    requests waited ``load_s`` in sum. ``num_faults`` counts the strikes of the fault plan that
+    found their target.
     """
 
     records: tuple[RequestRecord, ...]
@@ -327,14 +328,16 @@ class Run:
         request.state = "failed"
         self._end(request, self.clock_s, reason)
 
-    def give_up(self, request: LiveRequest, state: State, reason: str) -> None:
-        """End an accepted request before its time, wherever it is; once it ended, do nothing."""
+    def give_up(self, request: LiveRequest, state: State, reason: str) -> bool:
+        """End an accepted request before its time, wherever it is; once it ended, do nothing. Say
+        whether it was there."""
         if request.accepted_s is None or request.end_s is not None:
-            return
+            return False
         self.scheduler.drop(request)
         self._finished.append(request.request_id)
         request.state = state
         self._end(request, self.clock_s, reason)
+        return True
 
     def lose_kv(self) -> list[LiveRequest]:
         """Lose all KV and the steps in flight; return who ran and now waits again."""

@@ -63,11 +63,11 @@ class Strikes:
             return False
         at_s, fault, request = self._strikes[self._next]
         self._next += 1
+        if request is not None:
+            self.num_struck += run.give_up(request, *_END[type(fault)])
+            return True
         self.num_struck += 1
         match fault:
-            case Failure() | Disconnect() | Patience():
-                assert request is not None
-                run.give_up(request, *_END[type(fault)])
             case WorkerLoss():
                 _lose_worker(run, fault)
             case Stall():
@@ -76,7 +76,9 @@ class Strikes:
                 share = 1.0 if at_s == fault.until_s else fault.blocks_share
                 _resize(run, int(share * self._usable_blocks))
             case _:
-                raise LawViolation(f"fault {fault} is a window: it never strikes")
+                raise LawViolation(
+                    f"fault {fault} strikes nobody and nothing: a bug of this engine"
+                )
         return True
 
 
