@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +14,16 @@ from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
 from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
 from preemptbench.progress import Bar
+from preemptbench.timelines import (
+    check_timeline_paths,
+    record_timelines,
+    timeline_option,
+    timeline_seed_option,
+)
+
+if TYPE_CHECKING:
+    from eval.matrix import MatrixConfig
+    from eval.one_cell import OneCell
 
 
 @click.command(short_help="Run policies beside LIFO on simulated engines.")
@@ -86,6 +98,8 @@ from preemptbench.progress import Bar
     type=click.Path(path_type=Path),
     help="With --workload: write every step's decisions here, in the driver's form.",
 )
+@timeline_option
+@timeline_seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def simulate(
@@ -106,12 +120,15 @@ def simulate(
     out_dir: Path,
     workload_path: Path | None,
     decisions_path: Path | None,
+    timeline_paths: tuple[Path, ...],
+    timeline_seed: int,
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
+    check_timeline_paths(timeline_paths)
     if workload_path is not None:
         _refuse_matrix_options(context)
-        _simulate_file(workload_path, policies, decisions_path, as_json)
+        _simulate_file(workload_path, policies, decisions_path, timeline_paths, as_json)
         return
     if decisions_path is not None:
         raise click.UsageError("--decisions needs --workload: a matrix is thousands of runs.")
@@ -143,8 +160,11 @@ def simulate(
         simulator=simulator,
         trace=trace_path,
     )
+    which = _timeline_cell(config, policies, timeline_seed) if timeline_paths else None
     with Bar("seed") as bar:
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
+    if which is not None:
+        _draw_cell(timeline_paths, config, which)
     rows = summarise(cells)
     if as_json:
         click.echo(to_json({"rows": [asdict(row) for row in rows]}))
@@ -152,9 +172,36 @@ def simulate(
     click.echo(format_table(rows))
 
 
+def _timeline_cell(config: MatrixConfig, policies: tuple[str, ...], seed: int) -> OneCell:
+    """Return the cell that --timeline shows; an error, before any work, when that is not clear."""
+    from eval.one_cell import only_cell
+
+    names = tuple(dict.fromkeys(policies))
+    if len(names) > 1:
+        raise click.UsageError(
+            f"--timeline shows one cell, but there are {len(names)} policies "
+            f"({', '.join(names)}): give one --policy."
+        )
+    return only_cell(config, names[0], seed)
+
+
+def _draw_cell(paths: tuple[Path, ...], config: MatrixConfig, which: OneCell) -> None:
+    from eval.one_cell import run_one_cell
+
+    source = config.runs if config.trace is None else config.trace
+    record_timelines(
+        paths,
+        lambda on_step: run_one_cell(config, which, on_step)[1],
+        title=f"{which.title}, {source.stem}",
+        rule=which.policy,
+        usable_blocks=which.pressure.num_blocks - 1,
+        num_requests=config.num_warmup + config.num_tagged + config.num_filler,
+    )
+
+
 def _refuse_matrix_options(context: click.Context) -> None:
     """Say so when an option was given that has no meaning for a single file."""
-    kept = ("policies", "workload_path", "decisions_path", "as_json")
+    kept = ("policies", "workload_path", "decisions_path", "timeline_paths", "as_json")
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name not in kept and source is click.core.ParameterSource.COMMANDLINE:
@@ -162,19 +209,38 @@ def _refuse_matrix_options(context: click.Context) -> None:
 
 
 def _simulate_file(
-    workload_path: Path, policies: tuple[str, ...], decisions_path: Path | None, as_json: bool
+    workload_path: Path,
+    policies: tuple[str, ...],
+    decisions_path: Path | None,
+    timeline_paths: tuple[Path, ...],
+    as_json: bool,
 ) -> None:
     from eval.named_policies import find_policy
     from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
+    from serving_sim.engine import SimResult, StepLog
 
     if len(policies) > 1:
         raise click.UsageError("--workload runs once: give one --policy at most.")
     policy = find_policy(policies[0]) if policies else None
     driver = read_driver_file(workload_path)
-    if decisions_path is not None:
-        result = write_log(driver, decisions_path, policy)
+
+    def run(on_step: Callable[[StepLog], None] | None = None) -> SimResult:
+        if decisions_path is not None:
+            return write_log(driver, decisions_path, policy, on_step)
+        return simulate_driver(driver, policy, on_step)
+
+    if timeline_paths:
+        rule = policies[0] if policies else "the engine's own"
+        result = record_timelines(
+            timeline_paths,
+            run,
+            title=f"policy {rule}, {workload_path.name}",
+            rule=rule,
+            usable_blocks=driver.config.usable_blocks,
+            num_requests=len(driver.workload),
+        )
     else:
-        result = simulate_driver(driver, policy)
+        result = run()
     summary: dict[str, int | float] = {
         **totals(driver, result),
         "recomputed_tokens": result.recomputed_tokens,

@@ -182,10 +182,23 @@ def simulate_driver(
     return simulate(driver.workload, driver.config, driver.profile, policy, on_step=on_step)
 
 
-def write_log(driver: DriverLog, path: Path, policy: Policy | None = None) -> SimResult:
-    """Simulate ``driver`` and write its decision log to ``path`` (gzipped when it ends in .gz)."""
+def write_log(
+    driver: DriverLog,
+    path: Path,
+    policy: Policy | None = None,
+    on_step: Callable[[StepLog], None] | None = None,
+) -> SimResult:
+    """Simulate ``driver`` and write its decision log to ``path`` (gzipped when it ends in .gz);
+    ``on_step`` listens as well."""
     with atomic_path(path) as scratch, tempfile.TemporaryFile("w+", encoding="utf-8") as body:
-        result = simulate_driver(driver, policy, step_writer(body))
+        write = step_writer(body)
+
+        def write_and_tell(log: StepLog) -> None:
+            write(log)
+            if on_step is not None:
+                on_step(log)
+
+        result = simulate_driver(driver, policy, write_and_tell)
         header = {
             "written_by": "preemptbench",
             "vllm_version": driver.vllm_version,

@@ -20,7 +20,7 @@ from contracts.signals import RemainingGrid
 from serving_sim.config import EngineConfig
 from serving_sim.profile import StepProfile, StepWork, single_stream_s
 from serving_sim.requests import LiveRequest, live_requests, record_of
-from serving_sim.scheduler import ChooseVictim, StepPlan
+from serving_sim.scheduler import ChooseVictim, Eviction, StepPlan
 from serving_sim.sglang import scheduler_of
 from serving_sim.victims import PolicyRule, least_decoded, least_urgent, youngest
 from traces.workload import Workload
@@ -32,7 +32,10 @@ ARRIVAL_SLACK_S = 1e-12  # an arrival this little after the clock is due now
 class StepLog:
     """What one planned step decided; the fields of a decision log (serving_sim/decisions.py).
 
-    ``running`` and ``waiting`` are as the planning left them; ``scheduled`` is in its order.
+    ``running`` and ``waiting`` are as the planning left them; ``scheduled`` is in its order. The
+    rest tells a timeline (serving_sim/timeline.py) more than a decision log holds: ``sampling`` get
+    a token when the step returns; ``num_returned`` steps have, the last of them at ``returned_s``,
+    which is before ``start_s`` if the engine was idle since.
     """
 
     step: int
@@ -43,6 +46,10 @@ class StepLog:
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     num_free_blocks: int
+    sampling: tuple[str, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    num_returned: int = 0
+    returned_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +144,7 @@ class Run:
     ) -> None:
         self.workload, self.config, self.profile, self.rule = workload, config, profile, rule
         self.scheduler = scheduler_of(config, rule, checks=checks)
-        self.clock_s = 0.0
+        self.clock_s = self.returned_s = 0.0
         self.num_steps = self.computed_tokens = self.recomputed_tokens = 0
         self.discarded_tokens = 0
         tagged = workload.cohort == COHORTS.index("tagged")
@@ -243,6 +250,7 @@ class Run:
         """Let the oldest step return: pass its time, hand out its tokens, end what is done."""
         plan = self._in_flight.popleft()
         self.clock_s += plan.step_s
+        self.returned_s = self.clock_s
         if plan.scheduled and self._recent_steps_s is not None:
             self._recent_steps_s.append(plan.step_s)
         num_tokens = 0
@@ -304,6 +312,14 @@ class Run:
             running=tuple(r.request_id for r in scheduler.running),
             waiting=tuple(r.request_id for r in scheduler.waiting),
             num_free_blocks=scheduler.pool.num_free,
+            sampling=tuple(
+                r.request_id
+                for r, tokens in plan.scheduled.items()
+                if r.computed_tokens + tokens >= r.expected_tokens
+            ),
+            evictions=tuple(plan.evictions),
+            num_returned=self.num_steps - len(self._in_flight),
+            returned_s=self.returned_s,
         )
 
     def _num_discarded_in_flight(self) -> int:

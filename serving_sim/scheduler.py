@@ -18,9 +18,23 @@ ChooseVictim = Callable[[list[LiveRequest], float], int]
 """(running requests in admission order, now in seconds) -> position of the victim."""
 
 
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Who went, for whom (None: for the decode step as a whole), and what it had until then.
+
+    ``sunk_tokens`` had KV, which is lost; ``generated_tokens`` were written, and are kept.
+    """
+
+    request_id: str
+    asked_by: str | None
+    sunk_tokens: int
+    generated_tokens: int
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step: tokens to compute by request, in scheduling order, and the victims it took.
+    ``evictions`` says of each victim why it went, in the order of ``preempted``.
 
     ``sampling`` lists the requests that get a token when it returns, each with its number of
     preemptions when the step began: a token for a request that was preempted since is *stale*.
@@ -32,6 +46,7 @@ class StepPlan:
     budget_tokens: int
     scheduled: dict[LiveRequest, int] = field(default_factory=dict)
     preempted: list[LiveRequest] = field(default_factory=list)
+    evictions: list[Eviction] = field(default_factory=list)
     sampling: list[tuple[LiveRequest, int]] = field(default_factory=list)
     failed: list[tuple[LiveRequest, str]] = field(default_factory=list)
     step_s: float = 0.0
@@ -87,7 +102,7 @@ class Scheduler:
             while missing > pool.num_free:
                 at = self._choose_victim(running, plan.now_s)
                 moves_cursor = at < cursor and self._counts_as_passed(running[at], plan)
-                victim = self._preempt(at, plan)
+                victim = self._preempt(at, plan, request.request_id)
                 cursor -= moves_cursor
                 if victim is request:
                     break
@@ -201,9 +216,12 @@ class Scheduler:
         plan.scheduled[request] = tokens
         plan.budget_tokens -= tokens
 
-    def _preempt(self, at: int, plan: StepPlan) -> LiveRequest:
+    def _preempt(self, at: int, plan: StepPlan, asked_by: str | None = None) -> LiveRequest:
         """Evict the running request at ``at``: it keeps its tokens and loses its KV."""
         victim = self.running.pop(at)
+        plan.evictions.append(
+            Eviction(victim.request_id, asked_by, victim.computed_tokens, victim.generated_tokens)
+        )
         plan.budget_tokens += plan.scheduled.pop(victim, 0)
         if not self.config.trust_withdrawn_blocks:
             self._unpublish_withdrawn(victim)
