@@ -89,6 +89,8 @@ def _steps(ax: Axes, series: StepSeries, values: FloatArray, colour: str) -> Non
 
 def _draw_evictions(ax: Axes, series: StepSeries) -> None:
     """Draw the count so far, and below it a tick an eviction, fainter where there are many."""
+    from matplotlib.ticker import MaxNLocator
+
     evicted_s = series.evicted_s
     count = len(evicted_s)
     ax.set_ylabel("evictions\nso far")
@@ -103,4 +105,5 @@ def _draw_evictions(ax: Axes, series: StepSeries) -> None:
     alpha = min(1.0, max(0.15, _MAX_TICKS / count / 2))
     ax.plot(evicted_s, np.full(count, -0.12 * count), "|", ms=9, color=_RED, alpha=alpha)
     ax.set_ylim(-0.24 * count, 1.08 * count)
-    ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= count and tick == int(tick)])
+    ticks = MaxNLocator(4, integer=True).tick_values(0, count)
+    ax.set_yticks([tick for tick in ticks if 0 <= tick <= count])

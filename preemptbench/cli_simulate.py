@@ -125,7 +125,8 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
-    check_timeline_paths(timeline_paths)
+    others = (workload_path, decisions_path, runs_path, trace_path)
+    check_timeline_paths(timeline_paths, others)
     if workload_path is not None:
         _refuse_matrix_options(context)
         _simulate_file(workload_path, policies, decisions_path, timeline_paths, as_json)
@@ -193,7 +194,7 @@ def _draw_cell(paths: tuple[Path, ...], config: MatrixConfig, which: OneCell) ->
         paths,
         lambda on_step: run_one_cell(config, which, on_step)[1],
         title=f"{which.title}, {source.stem}",
-        rule=which.policy,
+        rule=f"policy {which.policy}",
         usable_blocks=which.pressure.num_blocks - 1,
         num_requests=config.num_warmup + config.num_tagged + config.num_filler,
     )
@@ -230,11 +231,11 @@ def _simulate_file(
         return simulate_driver(driver, policy, on_step)
 
     if timeline_paths:
-        rule = policies[0] if policies else "the engine's own"
+        rule = f"policy {policies[0]}" if policies else "the engine's own victim rule"
         result = record_timelines(
             timeline_paths,
             run,
-            title=f"policy {rule}, {workload_path.name}",
+            title=f"{rule}, {workload_path.name}",
             rule=rule,
             usable_blocks=driver.config.usable_blocks,
             num_requests=len(driver.workload),

@@ -31,8 +31,12 @@ timeline_seed_option = click.option(
 )
 
 
-def check_timeline_paths(paths: Sequence[Path]) -> None:
-    """Refuse, before any work, a name that says no known format."""
+def check_timeline_paths(paths: Sequence[Path], others: Sequence[Path | None]) -> None:
+    """Refuse, before any work, a name that says no known format or that of another file.
+
+    ``others`` are the files that the run reads or writes besides.
+    """
+    taken = {other.resolve() for other in others if other is not None}
     for path in paths:
         if not path.name.endswith((*TRACES, *FIGURES)):
             raise InvalidInput(
@@ -41,6 +45,9 @@ def check_timeline_paths(paths: Sequence[Path]) -> None:
             )
         if path.is_dir():
             raise InvalidInput(f"--timeline {path} is a folder: name a file in it")
+        if path.resolve() in taken:
+            raise InvalidInput(f"--timeline {path} names a file that this run uses: name another")
+        taken.add(path.resolve())
 
 
 def record_timelines(
@@ -52,10 +59,14 @@ def record_timelines(
     usable_blocks: int,
     num_requests: int,
 ) -> SimResult:
-    """Let ``run`` run with a listener on every step, and write each of ``paths``."""
+    """Let ``run`` run with a listener on every step, and write each of ``paths``.
+
+    ``title`` says which run it is, ``rule`` who names the victims.
+    """
     from eval.timeline_figure import write_timeline_figure
     from serving_sim.timeline import StepSeries, chrome_trace
 
+    title = f"{title}, {num_requests:,} requests"
     click.echo(f"timeline: {title}; the step engine runs, as it tells of every step", err=True)
     series = StepSeries(usable_blocks)
     with ExitStack() as stack:

@@ -35,12 +35,14 @@ _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 @dataclass(slots=True)
 class Span:
     """One phase of one request, from ``start_s`` until it is emitted with its end. Tokens that were
-    computed for it meanwhile, and in how many steps."""
+    computed for it meanwhile, and in how many steps; ``has_sampled`` once one will write a token.
+    """
 
     phase: Phase
     start_s: float
     computed_tokens: int = 0
     num_steps: int = 0
+    has_sampled: bool = False
 
 
 class RequestPhases:
@@ -71,8 +73,10 @@ class RequestPhases:
             span.num_steps += 1
         for request_id in log.sampling:
             span = self.current[request_id]
-            if span.phase != "decode":
-                self._prefilled.append((log.step, request_id, span))
+            if not span.has_sampled:
+                span.has_sampled = True
+                if span.phase != "decode":
+                    self._prefilled.append((log.step, request_id, span))
 
     def end(self, request_id: str, end_s: float) -> None:
         """Close what ``request_id`` is in, if it was ever scheduled."""
@@ -96,7 +100,8 @@ class EngineCounters:
 
     def samples(self, log: StepLog) -> Iterator[tuple[float, tuple[int, ...]]]:
         """Yield what ``log`` shows: one sample, or two when the engine was idle before."""
-        if log.returned_s < log.start_s or log.step == 1:
+        nothing_in_flight = log.num_returned == log.step - 1
+        if nothing_in_flight and (log.returned_s < log.start_s or log.step == 1):
             yield self.idle(log.returned_s)
         self._num_preemptions += len(log.preempted)
         yield (
