@@ -12,6 +12,7 @@ import click
 
 from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
+from preemptbench.engine_options import chosen_engine, engine_options
 from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
 from preemptbench.progress import Bar
 from preemptbench.timelines import (
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="The compiled engine or the readable one; their results are equal.",
 )
+@engine_options
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
 @jobs_option
 @click.option(
@@ -115,6 +117,9 @@ def simulate(
     tagged: int | None,
     profile: str | None,
     simulator: str,
+    scheduler: str | None,
+    config_path: Path | None,
+    assignments: tuple[str, ...],
     seeds: int,
     jobs: int,
     out_dir: Path,
@@ -125,7 +130,7 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
-    others = (workload_path, decisions_path, runs_path, trace_path)
+    others = (workload_path, decisions_path, runs_path, trace_path, config_path)
     check_timeline_paths(timeline_paths, others)
     if workload_path is not None:
         _refuse_matrix_options(context)
@@ -158,6 +163,7 @@ def simulate(
         deadline_s=deadline or config.deadline_s,
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,
+        engine=chosen_engine(config.engine, scheduler, config_path, assignments),
         simulator=simulator,
         trace=trace_path,
     )
