@@ -77,6 +77,11 @@ class MatrixConfig:
             raise unknown_name("simulator", self.simulator, tuple(ENGINES))
         if not self.policies or not self.signals or not self.pressures:
             raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
+        if self.engine.scheduling == "priority":
+            raise InvalidInput(
+                "engine scheduling is 'priority', but the requests of a run log or a trace have no "
+                "priorities: use 'fcfs', or simulate a driver workload that gives them"
+            )
         if not self.runs.exists():
             raise InvalidInput(f"run log {self.runs} does not exist: collect or import one")
         for kind, names in (

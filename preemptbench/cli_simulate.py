@@ -144,6 +144,7 @@ def simulate(
     from eval.named_policies import find_policy
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise
+    from traces.arrivals import trace_rate_per_s
 
     check_out_folder(out_dir)
     for name in policies:
@@ -167,6 +168,8 @@ def simulate(
         simulator=simulator,
         trace=trace_path,
     )
+    if trace_path is not None:
+        trace_rate_per_s(trace_path)  # what is wrong with a trace is said before workers start
     which = _timeline_cell(config, policies, timeline_seed) if timeline_paths else None
     with Bar("seed") as bar:
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
