@@ -199,10 +199,11 @@ def _draw_cell(paths: tuple[Path, ...], config: MatrixConfig, which: OneCell) ->
     from eval.one_cell import run_one_cell
 
     source = config.runs if config.trace is None else config.trace
+    mode = ", SGLang's scheduler" if config.engine.sglang is not None else ""
     record_timelines(
         paths,
         lambda on_step: run_one_cell(config, which, on_step)[1],
-        title=f"{which.title}, {source.stem}",
+        title=f"{which.title}, {source.stem}{mode}",
         rule=f"policy {which.policy}",
         usable_blocks=which.pressure.num_blocks - 1,
         num_requests=config.num_warmup + config.num_tagged + config.num_filler,
