@@ -134,7 +134,7 @@ def simulate(
     check_timeline_paths(timeline_paths, others)
     if workload_path is not None:
         _refuse_matrix_options(context)
-        _simulate_file(workload_path, policies, decisions_path, timeline_paths, as_json)
+        _simulate_file(workload_path, policies, scheduler, decisions_path, timeline_paths, as_json)
         return
     if decisions_path is not None:
         raise click.UsageError("--decisions needs --workload: a matrix is thousands of runs.")
@@ -212,7 +212,9 @@ def _draw_cell(paths: tuple[Path, ...], config: MatrixConfig, which: OneCell) ->
 
 def _refuse_matrix_options(context: click.Context) -> None:
     """Say so when an option was given that has no meaning for a single file."""
-    kept = ("policies", "workload_path", "decisions_path", "timeline_paths", "as_json")
+    kept = (
+        "policies", "scheduler", "workload_path", "decisions_path", "timeline_paths", "as_json",
+    )  # fmt: skip
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name not in kept and source is click.core.ParameterSource.COMMANDLINE:
@@ -222,6 +224,7 @@ def _refuse_matrix_options(context: click.Context) -> None:
 def _simulate_file(
     workload_path: Path,
     policies: tuple[str, ...],
+    scheduler: str | None,
     decisions_path: Path | None,
     timeline_paths: tuple[Path, ...],
     as_json: bool,
@@ -234,6 +237,10 @@ def _simulate_file(
         raise click.UsageError("--workload runs once: give one --policy at most.")
     policy = find_policy(policies[0]) if policies else None
     driver = read_driver_file(workload_path)
+    if scheduler == "sglang":
+        driver = replace(driver, engine={"sglang": {}} | dict(driver.engine))
+    elif scheduler == "vllm" and "sglang" in driver.engine:
+        raise click.UsageError(f"--engine is vllm, but {workload_path} asks for sglang: drop one.")
 
     def run(on_step: Callable[[StepLog], None] | None = None) -> SimResult:
         if decisions_path is not None:

@@ -22,7 +22,8 @@ from typing import Any, TextIO, cast, get_args
 from contracts.errors import InvalidInput, unknown_name
 from contracts.files import atomic_path
 from contracts.policy import Policy
-from serving_sim.config import OFF, SINCE, EngineConfig, VllmVersion, follows
+from contracts.settings import updated
+from serving_sim.config import OFF, SINCE, EngineConfig, SglangSettings, VllmVersion, follows
 from serving_sim.driver_rows import check_row, request_rows, workload_of
 from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.profile import AffineProfile
@@ -138,19 +139,25 @@ def _version(path: Path, text: object) -> VllmVersion:
 def driver_config(engine: Mapping[str, Any], vllm_version: VllmVersion = "0.33") -> EngineConfig:
     """Return our settings of the driver's, with the one fault of vLLM that its logs show.
 
-    A setting that ``vllm_version`` lacks is off, as the driver does not pass it on. Raises
-    InvalidInput for a key that nobody knows.
+    A setting that ``vllm_version`` lacks is off, as the driver does not pass it on. A table
+    ``sglang``, which the driver does not know, asks for SGLang's scheduler. Raises InvalidInput for
+    a key that nobody knows.
     """
     for key in engine:
-        if key not in (*_ENGINE_KEYS, *_DRIVER_DEFAULTS, *_IGNORED_KEYS):
-            raise unknown_name("driver setting", key, {*_ENGINE_KEYS, *_DRIVER_DEFAULTS})
+        if key not in (*_ENGINE_KEYS, *_DRIVER_DEFAULTS, *_IGNORED_KEYS, "sglang"):
+            raise unknown_name("driver setting", key, {*_ENGINE_KEYS, *_DRIVER_DEFAULTS, "sglang"})
+    table = engine.get("sglang")
+    if table is not None and not isinstance(table, dict):
+        raise InvalidInput(f"driver setting 'sglang' is {table!r:.80}; it must be an object")
+    sglang = None if table is None else updated(SglangSettings(), table, "driver setting 'sglang'")
     settings = _DRIVER_DEFAULTS | dict(engine)
     ours = {key: settings[key] for key in _ENGINE_KEYS if key in settings}
     ours |= {key: OFF[key] for key, since in SINCE.items() if not follows(vllm_version, since)}
     return EngineConfig(
         scheduling=settings["policy"],
-        trust_withdrawn_blocks=True,
+        trust_withdrawn_blocks=sglang is None,
         vllm_version=vllm_version,
+        sglang=sglang,
         **ours,
     )
 

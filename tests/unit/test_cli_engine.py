@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from contracts.errors import InvalidInput
 from preemptbench.cli import cli
 from preemptbench.engine_options import Settings, chosen_engine
 from serving_sim.config import EngineConfig, SglangSettings
+from serving_sim.decisions import driver_config
 from tests.unit.test_bad_input import ROW, driver
 
 BASE = EngineConfig(num_blocks=2, max_num_seqs=64)
@@ -75,11 +77,45 @@ def test_sglang_mode_changes_the_results_and_its_cells_are_its_own(tmp_path: Pat
     assert {e["args"]["asked_by"] for e in evictions} == {"the decode step"}
 
 
-@pytest.mark.parametrize("option", ["--engine", "--set", "--config"])
-def test_a_workload_file_names_its_own_engine(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"), [("--set", "engine.max_num_seqs=1"), ("--config", "x")]
+)
+def test_a_workload_file_holds_its_own_settings(tmp_path: Path, option: str, value: str) -> None:
     path = tmp_path / "w.json"
     path.write_text(driver(ROW), encoding="utf-8")
-    value = {"--engine": "sglang", "--set": "engine.max_num_seqs=1", "--config": "x.toml"}[option]
     done = run("--workload", path, option, value)
     assert done.exit_code == 2
     assert f"{option} does not go with --workload" in done.output
+
+
+def test_a_workload_file_in_sglang_mode(tmp_path: Path) -> None:
+    """By the switch, or by a table in the file; the decision log keeps it."""
+    more = {"output": 50, "max_tokens": 60}
+    jobs = [ROW | more | {"id": f"r{i}", "arrival": i / 50} for i in range(8)]
+    plain, table, log = tmp_path / "plain.json", tmp_path / "table.json", tmp_path / "log.jsonl"
+    pool = {"num_blocks": 22, "block_size": 8, "enable_prefix_caching": True}
+    plain.write_text(driver(*jobs, **pool), encoding="utf-8")
+    eager = {"schedule_conservativeness": 0.2}
+    table.write_text(driver(*jobs, **pool, sglang=eager), encoding="utf-8")
+    vllm = run("--workload", plain, "--json").stdout
+    switched = run("--workload", plain, "--engine", "sglang", "--decisions", log, "--json").stdout
+    tabled = run("--workload", table, "--json").stdout
+    assert len({vllm, switched, tabled}) == 3
+    assert json.loads(tabled)["preemptions"] > 0
+    assert run("--workload", log, "--json").stdout == switched
+    both = run("--workload", table, "--engine", "vllm")
+    assert "asks for sglang: drop one" in both.output
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (3, "'sglang' is 3; it must be an object"),
+        ({"conservativeness": 1.0}, "did you mean 'schedule_conservativeness'"),
+        ({"retract_decode_steps": "x"}, "retract_decode_steps is 'x'; it must be a int"),
+        ({"max_queued_requests": 0}, "max_queued_requests is 0: give a whole number >= 1"),
+    ],
+)
+def test_a_bad_sglang_table_in_a_workload_file(table: object, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        driver_config({"sglang": table})
