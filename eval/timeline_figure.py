@@ -24,6 +24,7 @@ def write_timeline_figure(series: StepSeries, path: Path, title: str) -> None:
     """Draw ``series`` to ``path``; its suffix says in which format (.png or .svg)."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(11.0, 7.0), layout="constrained")
     kv, running, waiting, evicted = figure.subplots(4, 1, sharex=True, height_ratios=(3, 2, 2, 2))
@@ -41,7 +42,8 @@ def write_timeline_figure(series: StepSeries, path: Path, title: str) -> None:
     evicted.set_xlabel("seconds since the run began (simulated)")
     evicted.set_xlim(0, series.end_s)
     for ax in (running, waiting):
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))
+        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     for ax in (kv, running, waiting, evicted):
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="x", lw=0.4, alpha=0.5)
@@ -74,7 +76,7 @@ def envelope(
 
 
 def _steps(ax: Axes, series: StepSeries, values: FloatArray, colour: str) -> None:
-    """Draw a step line; of a long run, the band between the extremes of each bin."""
+    """Draw a step line; of a long run, the mean of each bin and the band between its extremes."""
     t_s = series.t_s
     if len(t_s) <= 2 * NUM_BINS or not series.end_s > t_s[0]:
         t_s, values = np.append(t_s, series.end_s), np.append(values, values[-1])
@@ -84,7 +86,16 @@ def _steps(ax: Axes, series: StepSeries, values: FloatArray, colour: str) -> Non
     edges, low, high = envelope(t_s, values, series.end_s, NUM_BINS)
     low, high = np.append(low, low[-1]), np.append(high, high[-1])
     ax.fill_between(edges, low, step="post", color=colour, alpha=0.2, lw=0)
-    ax.fill_between(edges, low, high, step="post", color=colour, lw=0.6)
+    ax.fill_between(edges, low, high, step="post", color=colour, alpha=0.5, lw=0.5)
+    ax.plot((edges[:-1] + edges[1:]) / 2, means(t_s, values, edges), color=colour, lw=1.0)
+
+
+def means(t_s: FloatArray, values: FloatArray, edges: FloatArray) -> FloatArray:
+    """Return the mean over time in each bin, shape (bins,); ``values[i]`` holds from ``t_s[i]``."""
+    t_s = np.append(t_s, edges[-1])
+    area = np.concatenate(([0.0], np.cumsum(values * np.diff(t_s))))
+    bins: FloatArray = np.diff(np.interp(edges, t_s, area)) / np.diff(edges)
+    return bins
 
 
 def _draw_evictions(ax: Axes, series: StepSeries) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidInput, NoProgressError
 from eval.cells import read_cells
 from eval.one_cell import OneCell, only_cell, run_one_cell
-from eval.timeline_figure import NUM_BINS, envelope, write_timeline_figure
+from eval.timeline_figure import NUM_BINS, envelope, means, write_timeline_figure
 from preemptbench.cli import cli
 from preemptbench.demo import demo_matrix
 from serving_sim.config import EngineConfig, SglangSettings
@@ -269,10 +269,18 @@ def test_an_envelope_keeps_every_spike(seed: int, count: int, num_bins: int) -> 
     assert (low[bins] <= values).all()
     assert (high[bins] >= values).all()
     assert (low.min(), high.max()) == (values.min(), values.max())
+    mean = means(t_s, values, edges)
+    assert (low - 1e-9 <= mean).all()  # rounding: sums of thousands of areas below 100
+    assert (mean <= high + 1e-9).all()
     # a bin without a sample shows what was held
     for empty in set(range(num_bins)) - set(bins.tolist()):
         held = values[t_s <= edges[empty]][-1]
         assert low[empty] == high[empty] == held
+
+
+def test_a_mean_weighs_values_by_how_long_they_hold() -> None:
+    t_s, values = np.array([0.0, 1.0, 1.5]), np.array([4.0, 8.0, 0.0])
+    assert means(t_s, values, np.array([0.0, 2.0, 4.0])).tolist() == [4.0, 0.0]
 
 
 def test_series_keep_what_a_figure_needs(tmp_path: Path) -> None:
