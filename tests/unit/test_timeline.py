@@ -334,6 +334,22 @@ def test_a_cell_of_the_matrix_from_the_command_line(tmp_path: Path) -> None:
     assert len(evictions) == cell.num_preemptions > 0
 
 
+def test_a_signal_and_a_measured_trace_have_timelines_too(tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.csv", tmp_path / "t.json"
+    lines = [f"{i / 8},{30 + i % 50},{20 + i % 30}" for i in range(220)]
+    head = "arrival_s,context_tokens,generated_tokens"
+    trace.write_text("\n".join([head, *lines]), encoding="utf-8")
+    for options, title in (
+        (("--policy", "fifo", "--trace", trace), "policy fifo, 161 blocks, seed 0, trace"),
+        (("--policy", "shortest-remaining", "--signal", "oracle"), "remaining, signal oracle, 161"),
+    ):
+        done = run_cli(*options, *SMALL, "--timeline", out, "--out", tmp_path / "out")
+        assert done.exit_code == 0, done.output
+        data = json.loads(out.read_text(encoding="utf-8"))
+        assert title in data["otherData"]["title"]
+        assert len(data["traceEvents"]) > 500
+
+
 def test_a_cell_run_again_is_the_matrix_cell() -> None:
     config = demo_matrix(bundled_runs(), {}, num_seeds=1, policies=("lifo", "young(0.5)"))
     config = replace(
