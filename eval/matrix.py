@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,10 @@ from eval.outcomes import score_breach
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
 from serving_sim.config import EngineConfig
-from serving_sim.engine import SimResult
+from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.fault_rates import FaultSource
 from serving_sim.faults import FaultPlan
-from serving_sim.jump import ENGINES
+from serving_sim.jump import ENGINES, Simulate
 from serving_sim.profile import load_profile, single_stream_s
 from traces.arrivals import build_workload, trace_rate_per_s, workload_from_trace
 from traces.runlog import read_runs
@@ -80,6 +81,11 @@ class MatrixConfig:
             raise unknown_name("simulator", self.simulator, tuple(ENGINES))
         if not self.policies or not self.signals or not self.pressures:
             raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
+        if self.engine.scheduling == "priority":
+            raise InvalidInput(
+                "engine scheduling is 'priority', but the requests of a run log or a trace have no "
+                "priorities: use 'fcfs', or simulate a driver workload that gives them"
+            )
         if not self.runs.exists():
             raise InvalidInput(f"run log {self.runs} does not exist: collect or import one")
         for kind, names in (
@@ -202,9 +208,13 @@ def run_cell(
     policy_name: str,
     signal_name: str,
     seed: int,
+    on_step: Callable[[StepLog], None] | None = None,
 ) -> tuple[Cell, SimResult]:
-    """Run one engine and score it."""
-    result = ENGINES[config.simulator](
+    """Run one engine and score it; the step engine if somebody listens to its steps."""
+    engine: Simulate = ENGINES[config.simulator]
+    if on_step is not None:
+        engine = partial(simulate, on_step=on_step)
+    result = engine(
         inputs.workload,
         replace(config.engine, num_blocks=pressure.num_blocks, drain_s=config.deadline_s),
         load_profile(config.profile),
@@ -245,13 +255,17 @@ def _breach_by_half(tagged: Sequence[RequestRecord], deadline_s: float) -> tuple
     return halves[0], halves[1]
 
 
+def source_runs(config: MatrixConfig) -> list[DecodeRun]:
+    """Return the decode runs that requests are drawn from; none when a trace is replayed."""
+    return [] if config.trace is not None else list(read_runs(config.runs))
+
+
 def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
     """Run every cell of ``seed`` and write its task file (skipped when it is there already)."""
     path = out_dir / "cells" / f"seed-{seed:03d}-{task_key(config, seed)}.parquet"
     if path.exists():
         return path
-    runs = [] if config.trace is not None else list(read_runs(config.runs))
-    inputs = prepare_seed(config, runs, seed)
+    inputs = prepare_seed(config, source_runs(config), seed)
     cells: list[Cell] = []
     records: list[tuple[Cell, tuple[RequestRecord, ...]]] = []
     for pressure in config.pressures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -12,11 +13,20 @@ import click
 
 from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
+from preemptbench.engine_options import chosen_engine, engine_options
 from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
 from preemptbench.progress import Bar
+from preemptbench.timelines import (
+    check_timeline_paths,
+    record_timelines,
+    timeline_option,
+    timeline_seed_option,
+)
 
 if TYPE_CHECKING:
-    from serving_sim.config import LoadRule, OffloadSettings
+    from eval.matrix import MatrixConfig
+    from eval.one_cell import OneCell
+    from serving_sim.config import EngineConfig, LoadRule, OffloadSettings
     from serving_sim.engine import SimResult
 
 
@@ -93,6 +103,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Whether a resumed request loads its KV or computes it again.",
 )
+@engine_options
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
 @jobs_option
 @click.option(
@@ -116,6 +127,8 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="With --workload: write every step's decisions here, in the driver's form.",
 )
+@timeline_option
+@timeline_seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def simulate(
@@ -135,18 +148,28 @@ def simulate(
     offload_gb_per_s: float | None,
     offload_gib: float | None,
     offload_rule: str,
+    scheduler: str | None,
+    config_path: Path | None,
+    assignments: tuple[str, ...],
     seeds: int,
     jobs: int,
     out_dir: Path,
     workload_path: Path | None,
     decisions_path: Path | None,
+    timeline_paths: tuple[Path, ...],
+    timeline_seed: int,
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
+    others = (workload_path, decisions_path, runs_path, trace_path, config_path, faults_path)
+    check_timeline_paths(timeline_paths, others)
     offload = _offload(context, offload_gb_per_s, offload_gib, offload_rule)
     if workload_path is not None:
         _refuse_matrix_options(context)
-        _simulate_file(workload_path, policies, decisions_path, faults_path, offload, as_json)
+        _simulate_file(
+            workload_path, policies, scheduler, decisions_path, timeline_paths, faults_path,
+            offload, as_json,
+        )  # fmt: skip
         return
     if decisions_path is not None:
         raise click.UsageError("--decisions needs --workload: a matrix is thousands of runs.")
@@ -157,6 +180,7 @@ def simulate(
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise
     from serving_sim.fault_rates import read_faults
+    from traces.arrivals import trace_rate_per_s
 
     check_out_folder(out_dir)
     for name in policies:
@@ -176,13 +200,18 @@ def simulate(
         deadline_s=deadline or config.deadline_s,
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,
+        engine=_engine(config.engine, scheduler, config_path, assignments, offload),
         simulator=simulator,
         trace=trace_path,
-        engine=replace(config.engine, offload=offload),
         faults=read_faults(faults_path) if faults_path is not None else None,
     )
+    if trace_path is not None:
+        trace_rate_per_s(trace_path)  # what is wrong with a trace is said before workers start
+    which = _timeline_cell(config, policies, timeline_seed) if timeline_paths else None
     with Bar("seed") as bar:
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
+    if which is not None:
+        _draw_cell(timeline_paths, config, which)
     rows = summarise(cells)
     if as_json:
         click.echo(to_json({"rows": [asdict(row) for row in rows]}))
@@ -190,9 +219,51 @@ def simulate(
     click.echo(format_table(rows))
 
 
+def _engine(
+    base: EngineConfig,
+    scheduler: str | None,
+    config_path: Path | None,
+    assignments: tuple[str, ...],
+    offload: OffloadSettings | None,
+) -> EngineConfig:
+    engine = chosen_engine(base, scheduler, config_path, assignments)
+    return engine if offload is None else replace(engine, offload=offload)
+
+
+def _timeline_cell(config: MatrixConfig, policies: tuple[str, ...], seed: int) -> OneCell:
+    """Return the cell that --timeline shows; an error, before any work, when that is not clear."""
+    from eval.one_cell import only_cell
+
+    names = tuple(dict.fromkeys(policies))
+    if len(names) > 1:
+        raise click.UsageError(
+            f"--timeline shows one cell, but there are {len(names)} policies "
+            f"({', '.join(names)}): give one --policy."
+        )
+    return only_cell(config, names[0], seed)
+
+
+def _draw_cell(paths: tuple[Path, ...], config: MatrixConfig, which: OneCell) -> None:
+    from eval.one_cell import run_one_cell
+
+    source = config.runs if config.trace is None else config.trace
+    mode = ", SGLang's scheduler" if config.engine.sglang is not None else ""
+    record_timelines(
+        paths,
+        lambda on_step: run_one_cell(config, which, on_step)[1],
+        title=f"{which.title}, {source.stem}{mode}",
+        rule=f"policy {which.policy}",
+        usable_blocks=which.pressure.num_blocks - 1,
+        num_requests=config.num_warmup + config.num_tagged + config.num_filler,
+    )
+
+
 def _refuse_matrix_options(context: click.Context) -> None:
     """Say so when an option was given that has no meaning for a single file."""
-    kept = ("policies", "workload_path", "decisions_path", "faults_path", *_OFFLOAD, "as_json")
+    kept = (
+        "policies", "scheduler", "workload_path", "decisions_path", "timeline_paths",
+        "faults_path", *_OFFLOAD, "as_json",
+    )  # fmt: skip
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name not in kept and source is click.core.ParameterSource.COMMANDLINE:
@@ -223,13 +294,16 @@ def _offload(
 def _simulate_file(
     workload_path: Path,
     policies: tuple[str, ...],
+    scheduler: str | None,
     decisions_path: Path | None,
+    timeline_paths: tuple[Path, ...],
     faults_path: Path | None,
     offload: OffloadSettings | None,
     as_json: bool,
 ) -> None:
     from eval.named_policies import find_policy
     from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
+    from serving_sim.engine import StepLog
     from serving_sim.fault_rates import read_faults
 
     if decisions_path is not None and (faults_path is not None or offload is not None):
@@ -240,13 +314,31 @@ def _simulate_file(
         raise click.UsageError("--workload runs once: give one --policy at most.")
     policy = find_policy(policies[0]) if policies else None
     driver = read_driver_file(workload_path)
+    if scheduler == "sglang":
+        driver = replace(driver, engine={"sglang": {}} | dict(driver.engine))
+    elif scheduler == "vllm" and "sglang" in driver.engine:
+        raise click.UsageError(f"--engine is vllm, but {workload_path} asks for sglang: drop one.")
     faults = None
     if faults_path is not None:
         faults = read_faults(faults_path).plan(driver.workload, seed=0)
-    if decisions_path is not None:
-        result = write_log(driver, decisions_path, policy)
+
+    def run(on_step: Callable[[StepLog], None] | None = None) -> SimResult:
+        if decisions_path is not None:
+            return write_log(driver, decisions_path, policy, on_step)
+        return simulate_driver(driver, policy, on_step, faults, offload)
+
+    if timeline_paths:
+        rule = f"policy {policies[0]}" if policies else "the engine's own victim rule"
+        result = record_timelines(
+            timeline_paths,
+            run,
+            title=f"{rule}, {workload_path.name}",
+            rule=rule,
+            usable_blocks=driver.config.usable_blocks,
+            num_requests=len(driver.workload),
+        )
     else:
-        result = simulate_driver(driver, policy, None, faults, offload)
+        result = run()
     summary: dict[str, int | float] = {
         **totals(driver, result),
         "recomputed_tokens": result.recomputed_tokens,

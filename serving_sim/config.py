@@ -44,6 +44,8 @@ class SglangSettings:
     def __post_init__(self) -> None:
         for name, least in _LEAST_SGLANG.items():
             _check_whole_number("sglang", name, getattr(self, name), least)
+        for name in _SGLANG_NUMBERS:
+            _check_number("sglang", name, getattr(self, name))
         if not 0.0 < self.schedule_conservativeness < math.inf:
             raise InvalidInput(
                 f"sglang schedule_conservativeness is {self.schedule_conservativeness}: give a "
@@ -169,6 +171,15 @@ class EngineConfig:
         for name, known in (("scheduling", Scheduling), ("vllm_version", VllmVersion)):
             if getattr(self, name) not in get_args(known):
                 raise unknown_name(name, str(getattr(self, name)), get_args(known))
+        for name in _SWITCHES:
+            if type(getattr(self, name)) is not bool:
+                raise InvalidInput(
+                    f"engine {name} is {getattr(self, name)!r}: it must be true or false"
+                )
+        for name in ("watermark", "drain_s"):
+            _check_number("engine", name, getattr(self, name))
+        if self.sglang is not None and not isinstance(self.sglang, SglangSettings):
+            raise InvalidInput(f"engine sglang is {self.sglang!r}: give SglangSettings, or None")
         if not 0.0 <= self.watermark < 1.0:
             raise InvalidInput(
                 f"engine watermark is {self.watermark}: it must be a share of blocks in [0, 1)"
@@ -177,10 +188,10 @@ class EngineConfig:
             raise InvalidInput(f"engine drain_s is {self.drain_s}: it must be at least 0 s")
         for name, version in SINCE.items():
             value = getattr(self, name)
-            if value and not self.follows(version):
+            if value != OFF[name] and not self.follows(version):
                 raise InvalidInput(
                     f"engine {name} is {value!r}, which came with vLLM {version}, but vllm_version "
-                    f"is {self.vllm_version!r}: set it to {type(value)()!r}"
+                    f"is {self.vllm_version!r}: set it to {OFF[name]!r}"
                 )
         self._check_whole_prompts()
         if self.sglang is not None:
@@ -237,8 +248,15 @@ class EngineConfig:
 
 
 def _check_whole_number(owner: str, name: str, value: object, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or value < least):
+    if value is None and name in _MAY_BE_NONE:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidInput(f"{owner} {name} is {value!r}: give a whole number >= {least}")
+
+
+def _check_number(owner: str, name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidInput(f"{owner} {name} is {value!r}: it must be a number")
 
 
 _LEAST = {
@@ -257,6 +275,14 @@ _LEAST_SGLANG = {
     "max_prefill_tokens": 1,
     "max_queued_requests": 1,
 }
+_MAY_BE_NONE = ("max_model_len", "max_queued_requests", "capacity_blocks")
+_SGLANG_NUMBERS = (
+    "schedule_conservativeness", "init_new_token_ratio", "min_new_token_ratio_factor",
+)  # fmt: skip
+_SWITCHES = (
+    "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold_adaptive",
+    "reserve_full_isl", "async_scheduling", "trust_withdrawn_blocks",
+)  # fmt: skip
 VLLM_ONLY: dict[str, object] = {
     "scheduling": "fcfs",
     "long_prefill_token_threshold": 0,
@@ -275,3 +301,9 @@ SINCE: dict[str, VllmVersion] = {
     "watermark": "0.27",
     "long_prefill_token_threshold_adaptive": "0.33",
 }
+OFF: dict[str, object] = {
+    "reserve_full_isl": False,
+    "watermark": 0.0,
+    "long_prefill_token_threshold_adaptive": False,
+}
+"""What such a setting is in a series that lacks it."""

@@ -12,18 +12,27 @@ import gzip
 import json
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO, cast, get_args
 
-import numpy as np
-
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, unknown_name
 from contracts.files import atomic_path
 from contracts.policy import Policy
-from contracts.records import COHORTS
-from serving_sim.config import SINCE, EngineConfig, OffloadSettings, VllmVersion, follows
+from contracts.settings import updated
+from serving_sim.config import (
+    OFF,
+    SINCE,
+    EngineConfig,
+    OffloadSettings,
+    SglangSettings,
+    VllmVersion,
+    follows,
+)
+from serving_sim.driver_rows import check_row, request_rows, workload_of
 from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.faults import FaultPlan
 from serving_sim.profile import AffineProfile
@@ -47,7 +56,8 @@ _ENGINE_KEYS = (
     "long_prefill_token_threshold_adaptive", "reserve_full_isl", "watermark", "async_scheduling",
 )  # fmt: skip
 _IGNORED_KEYS = ("scheduler_cls", "log_stats", "stub_config")  # how vLLM is built, not what it does
-_MAX_LINE_CHARS = 16_000_000
+_MAX_CHARS = 256_000_000  # of a header: some three million requests
+_HEADER_KEYS = ("engine", "requests", "totals", "vllm_version", "written_by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,12 @@ class DriverLog:
         if _is_log(self.path):
             with _open(self.path) as file:
                 next(file)
-                for number, line in enumerate(file, start=2):
+                lines = enumerate(file, start=2)
+                while True:
+                    with _readable(self.path):
+                        number, line = next(lines, (0, ""))
+                    if not number:
+                        return
                     yield _parse(line, f"{self.path} line {number}")
 
 
@@ -89,21 +104,34 @@ def read_driver_file(path: Path) -> DriverLog:
     Raises InvalidInput naming file, field and value.
     """
     if not path.is_file():
-        raise InvalidInput(f"{path} does not exist: give a driver workload or a decision log")
-    try:
-        with _open(path) as file:
-            text = file.readline(_MAX_LINE_CHARS) if _is_log(path) else file.read(_MAX_LINE_CHARS)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read ({error}): it may be truncated") from None
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise InvalidInput(f"{path} {what}: give a driver workload or a decision log")
+    with _readable(path), _open(path) as file:
+        text = file.readline(_MAX_CHARS + 1) if _is_log(path) else file.read(_MAX_CHARS + 1)
+    if not text.strip():
+        raise InvalidInput(f"{path} is empty: it must begin with an object that lists 'requests'")
+    if len(text) > _MAX_CHARS:
+        raise InvalidInput(f"{path}: the header is longer than {_MAX_CHARS} characters: split it")
     header = _parse(text, f"{path}, header")
+    for key in header:
+        if key not in _HEADER_KEYS:
+            raise unknown_name(f"field in the header of {path}:", key, _HEADER_KEYS)
     rows = header.get("requests")
     if not isinstance(rows, list) or not rows:
         raise InvalidInput(f"{path}: field 'requests' is {rows!r:.80}; it must be a non-empty list")
-    engine = header.get("engine", {})
-    if not isinstance(engine, dict):
-        raise InvalidInput(f"{path}: field 'engine' is {engine!r:.80}; it must be an object")
+    engine, sums = header.get("engine", {}), header.get("totals", {})
+    for key, value in (("engine", engine), ("totals", sums)):
+        if not isinstance(value, dict):
+            raise InvalidInput(f"{path}: field {key!r} is {value!r:.80}; it must be an object")
+    for number, row in enumerate(rows):
+        check_row(row, f"{path}: request {number}")
+    if engine.get("policy") == "priority" and not any("priority" in row for row in rows):
+        raise InvalidInput(
+            f"{path}: policy is 'priority', but none of the {len(rows)} requests has a 'priority': "
+            "give them one (a whole number, the smallest goes first), or set policy to 'fcfs'"
+        )
     version = _version(path, header.get("vllm_version"))
-    return DriverLog(path, engine, _workload(path, rows), header.get("totals", {}), version)
+    return DriverLog(path, engine, workload_of(path.name, rows), sums, version)
 
 
 def _version(path: Path, text: object) -> VllmVersion:
@@ -120,19 +148,25 @@ def _version(path: Path, text: object) -> VllmVersion:
 def driver_config(engine: Mapping[str, Any], vllm_version: VllmVersion = "0.33") -> EngineConfig:
     """Return our settings of the driver's, with the one fault of vLLM that its logs show.
 
-    A setting that ``vllm_version`` lacks is off, as the driver does not pass it on. Raises
-    InvalidInput for a key that nobody knows.
+    A setting that ``vllm_version`` lacks is off, as the driver does not pass it on. A table
+    ``sglang``, which the driver does not know, asks for SGLang's scheduler. Raises InvalidInput for
+    a key that nobody knows.
     """
     for key in engine:
-        if key not in (*_ENGINE_KEYS, *_DRIVER_DEFAULTS, *_IGNORED_KEYS):
-            raise InvalidInput(f"driver setting {key!r} is unknown: remove it or correct its name")
+        if key not in (*_ENGINE_KEYS, *_DRIVER_DEFAULTS, *_IGNORED_KEYS, "sglang"):
+            raise unknown_name("driver setting", key, {*_ENGINE_KEYS, *_DRIVER_DEFAULTS, "sglang"})
+    table = engine.get("sglang")
+    if table is not None and not isinstance(table, dict):
+        raise InvalidInput(f"driver setting 'sglang' is {table!r:.80}; it must be an object")
+    sglang = None if table is None else updated(SglangSettings(), table, "driver setting 'sglang'")
     settings = _DRIVER_DEFAULTS | dict(engine)
     ours = {key: settings[key] for key in _ENGINE_KEYS if key in settings}
-    ours |= {key: 0 for key, since in SINCE.items() if not follows(vllm_version, since)}
+    ours |= {key: OFF[key] for key, since in SINCE.items() if not follows(vllm_version, since)}
     return EngineConfig(
         scheduling=settings["policy"],
-        trust_withdrawn_blocks=True,
+        trust_withdrawn_blocks=sglang is None,
         vllm_version=vllm_version,
+        sglang=sglang,
         **ours,
     )
 
@@ -187,15 +221,28 @@ def simulate_driver(
     return simulate(driver.workload, config, driver.profile, policy, on_step=on_step, faults=faults)
 
 
-def write_log(driver: DriverLog, path: Path, policy: Policy | None = None) -> SimResult:
-    """Simulate ``driver`` and write its decision log to ``path`` (gzipped when it ends in .gz)."""
+def write_log(
+    driver: DriverLog,
+    path: Path,
+    policy: Policy | None = None,
+    on_step: Callable[[StepLog], None] | None = None,
+) -> SimResult:
+    """Simulate ``driver`` and write its decision log to ``path`` (gzipped when it ends in .gz);
+    ``on_step`` listens as well."""
     with atomic_path(path) as scratch, tempfile.TemporaryFile("w+", encoding="utf-8") as body:
-        result = simulate_driver(driver, policy, step_writer(body))
+        write = step_writer(body)
+
+        def write_and_tell(log: StepLog) -> None:
+            write(log)
+            if on_step is not None:
+                on_step(log)
+
+        result = simulate_driver(driver, policy, write_and_tell)
         header = {
             "written_by": "preemptbench",
             "vllm_version": driver.vllm_version,
             "engine": dict(driver.engine),
-            "requests": _rows(driver.workload),
+            "requests": request_rows(driver.workload),
             "totals": totals(driver, result),
         }
         body.seek(0)
@@ -217,18 +264,16 @@ def totals(driver: DriverLog, result: SimResult) -> dict[str, int]:
     }
 
 
-def _rows(workload: Workload) -> list[dict[str, Any]]:
-    columns = {
-        "id": workload.request_ids,
-        "prompt": workload.prompt_tokens.tolist(),
-        "output": workload.output_tokens.tolist(),
-        "max_tokens": workload.max_tokens.tolist(),
-        "arrival": workload.arrival_s.tolist(),
-        "priority": workload.priority.tolist(),
-    }
-    if workload.prefix_groups is not None:
-        columns["prefix_group"], columns["shared"] = workload.prefix_groups.T.tolist()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what reading a damaged file raises into InvalidInput naming ``path``."""
+    try:
+        yield
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error}): it may be truncated or damaged; fetch or write it "
+            "again"
+        ) from None
 
 
 def _is_log(path: Path) -> bool:
@@ -249,35 +294,3 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidInput(f"{where} is a {type(data).__name__}: it must be a JSON object")
     return data
-
-
-def _workload(path: Path, rows: list[Any]) -> Workload:
-    """Requests in arrival order. The driver's cap is the output unless it says otherwise."""
-    for number, row in enumerate(rows):
-        for key in ("id", "prompt", "output"):
-            if not isinstance(row, dict) or key not in row:
-                raise InvalidInput(f"{path}: request {number} has no {key!r}: {row!r:.80}")
-    rows = sorted(rows, key=lambda row: row.get("arrival", 0.0))
-    count = len(rows)
-    return Workload(
-        name=path.name,
-        request_ids=tuple(row["id"] for row in rows),
-        arrival_s=np.array([row.get("arrival", 0.0) for row in rows], dtype=np.float64),
-        prompt_tokens=np.array([row["prompt"] for row in rows], dtype=np.int64),
-        output_tokens=np.array([row["output"] for row in rows], dtype=np.int64),
-        max_tokens=np.array([row.get("max_tokens", row["output"]) for row in rows], np.int64),
-        priority=np.array([row.get("priority", 0) for row in rows], dtype=np.int64),
-        deadline_s=np.full(count, np.nan),
-        cohort=np.full(count, COHORTS.index("tagged")),
-        capped=np.zeros(count, dtype=bool),
-        manifest={"source": path.name},
-        prefix_groups=_prefix_groups(rows),
-    )
-
-
-def _prefix_groups(rows: list[Any]) -> np.ndarray | None:
-    """Return shape (n, 2), or None when no request names a group."""
-    if not any("prefix_group" in row for row in rows):
-        return None
-    pairs = [(row.get("prefix_group", 0), row.get("shared", 0)) for row in rows]
-    return np.array(pairs, dtype=np.int64)

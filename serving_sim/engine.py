@@ -22,7 +22,7 @@ from serving_sim.faults import FaultPlan
 from serving_sim.offload import Tier
 from serving_sim.profile import StepProfile, StepWork, single_stream_s
 from serving_sim.requests import LiveRequest, live_requests, record_of
-from serving_sim.scheduler import ChooseVictim, StepPlan
+from serving_sim.scheduler import ChooseVictim, Eviction, StepPlan
 from serving_sim.sglang import scheduler_of
 from serving_sim.strikes import Strikes
 from serving_sim.victims import PolicyRule, least_decoded, least_urgent, youngest
@@ -36,7 +36,9 @@ class StepLog:
     """What one planned step decided; the fields of a decision log (serving_sim/decisions.py).
 
     ``running`` and ``waiting`` are as the planning left them; ``scheduled`` is in its order.
-    ``lost`` names whose KV went with a lost worker since the step before.
+    ``lost`` names whose KV went with a lost worker since the step before, and when. The rest tells a timeline (serving_sim/timeline.py) more than a decision log holds: ``sampling`` get
+    a token when the step returns; ``num_returned`` steps have, the last of them at ``returned_s``,
+    which is before ``start_s`` if the engine was idle since.
     """
 
     step: int
@@ -47,7 +49,12 @@ class StepLog:
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     num_free_blocks: int
-    lost: tuple[str, ...] = ()
+    lost: tuple[tuple[str, float], ...] = ()
+    sampling: tuple[str, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    num_returned: int = 0
+    returned_s: float = 0.0
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +161,7 @@ class Run:
     ) -> None:
         self.workload, self.config, self.profile, self.rule = workload, config, profile, rule
         self.scheduler = scheduler_of(config, rule, checks=checks)
-        self.clock_s = 0.0
+        self.clock_s = self.returned_s = 0.0
         self.num_steps = self.computed_tokens = self.recomputed_tokens = 0
         self.discarded_tokens = 0
         tagged = workload.cohort == COHORTS.index("tagged")
@@ -168,7 +175,7 @@ class Run:
             self.scheduler.tier = Tier(config.offload, config, cost_s, checks=checks)
         self._next = 0
         self._finished: list[str] = []
-        self._lost: list[str] = []
+        self._lost: list[tuple[str, float]] = []
         self._in_flight: deque[StepPlan] = deque()
         self._depth = 2 if config.async_scheduling else 1
         self.idle_steps = 0
@@ -295,6 +302,7 @@ class Run:
         """Let the oldest step return: pass its time, hand out its tokens, end what is done."""
         plan = self._in_flight.popleft()
         self.clock_s += plan.step_s
+        self.returned_s = self.clock_s
         if plan.scheduled and self._recent_steps_s is not None:
             self._recent_steps_s.append(plan.step_s)
         num_tokens = 0
@@ -344,7 +352,7 @@ class Run:
         self.discarded_tokens += self._num_discarded_in_flight()
         self._in_flight.clear()
         lost = self.scheduler.lose_kv(self.clock_s)
-        self._lost += [request.request_id for request in lost]
+        self._lost += [(request.request_id, self.clock_s) for request in lost]
         return lost
 
     def outcome(self, request: LiveRequest) -> tuple[State, str]:
@@ -376,6 +384,15 @@ class Run:
             waiting=tuple(r.request_id for r in scheduler.waiting),
             num_free_blocks=scheduler.pool.num_free,
             lost=tuple(self._lost),
+            sampling=tuple(
+                r.request_id
+                for r, tokens in plan.scheduled.items()
+                if r.computed_tokens + tokens >= r.expected_tokens
+            ),
+            evictions=tuple(plan.evictions),
+            num_returned=self.num_steps - len(self._in_flight),
+            returned_s=self.returned_s,
+            num_blocks=scheduler.pool.num_blocks,
         )
 
     def _num_discarded_in_flight(self) -> int:

@@ -20,9 +20,23 @@ ChooseVictim = Callable[[list[LiveRequest], float], int]
 """(running requests in admission order, now in seconds) -> position of the victim."""
 
 
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Who went, for whom (None: for the decode step as a whole), and what it had until then.
+
+    ``sunk_tokens`` had KV, which is lost; ``generated_tokens`` were written, and are kept.
+    """
+
+    request_id: str
+    asked_by: str | None
+    sunk_tokens: int
+    generated_tokens: int
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step: tokens to compute by request, in scheduling order, and the victims it took.
+    ``evictions`` says of each victim why it went, in the order of ``preempted``.
 
     ``sampling`` lists the requests that get a token when it returns, each with its number of
     preemptions when the step began: a token for a request that was preempted since is *stale*.
@@ -35,6 +49,7 @@ class StepPlan:
     budget_tokens: int
     scheduled: dict[LiveRequest, int] = field(default_factory=dict)
     preempted: list[LiveRequest] = field(default_factory=list)
+    evictions: list[Eviction] = field(default_factory=list)
     sampling: list[tuple[LiveRequest, int]] = field(default_factory=list)
     failed: list[tuple[LiveRequest, str]] = field(default_factory=list)
     step_s: float = 0.0
@@ -54,7 +69,7 @@ class Scheduler:
         self.tier: Tier | None = None
         self.num_preemptions = 0
         self._checks = checks
-        self._evicted_between_steps: list[LiveRequest] = []
+        self._between_steps = StepPlan(0.0, 0)
         self._choose_victim = choose_victim
         self._num_admissions = 0
         self._counts_all_passed = config.follows("0.33")
@@ -101,7 +116,7 @@ class Scheduler:
             while missing > pool.num_free:
                 at = self._choose_victim(running, plan.now_s)
                 moves_cursor = at < cursor and self._counts_as_passed(running[at], plan)
-                victim = self._preempt(at, plan)
+                victim = self._preempt(at, plan, request.request_id)
                 cursor -= moves_cursor
                 if victim is request:
                     break
@@ -176,11 +191,11 @@ class Scheduler:
 
     def resize(self, num_blocks: int, now_s: float) -> None:
         """Change the size of the pool between two steps: free blocks go first, then victims'."""
-        between = StepPlan(now_s, 0)
+        between = self._between_steps
+        between.now_s = now_s
         while self.pool.num_blocks - num_blocks > self.pool.num_free:
             self._preempt(self._choose_victim(self.running, now_s), between)
         self.pool.resize(num_blocks)
-        self._evicted_between_steps += between.preempted
 
     def lose_kv(self, now_s: float) -> list[LiveRequest]:
         """Lose all KV, as when the worker dies; return who ran. They wait again, oldest first."""
@@ -233,8 +248,10 @@ class Scheduler:
 
     def _new_plan(self, now_s: float, budget_tokens: int) -> StepPlan:
         """Return an empty plan; who was evicted since the last one counts as preempted in it."""
-        evicted, self._evicted_between_steps = self._evicted_between_steps, []
-        return StepPlan(now_s, budget_tokens, preempted=evicted)
+        between, self._between_steps = self._between_steps, StepPlan(0.0, 0)
+        return StepPlan(
+            now_s, budget_tokens, preempted=between.preempted, evictions=between.evictions
+        )
 
     def _offer(self, request: LiveRequest, hit_tokens: int, now_s: float) -> Load:
         """Return what the tier can add to the ``hit_tokens`` that were found."""
@@ -283,9 +300,12 @@ class Scheduler:
             plan.scheduled[request] = tokens
             plan.budget_tokens -= tokens
 
-    def _preempt(self, at: int, plan: StepPlan) -> LiveRequest:
+    def _preempt(self, at: int, plan: StepPlan, asked_by: str | None = None) -> LiveRequest:
         """Evict the running request at ``at``: it keeps its tokens and loses its KV."""
         victim = self.running.pop(at)
+        plan.evictions.append(
+            Eviction(victim.request_id, asked_by, victim.computed_tokens, victim.generated_tokens)
+        )
         plan.budget_tokens += plan.scheduled.pop(victim, 0)
         if not self.config.trust_withdrawn_blocks:
             self._unpublish_withdrawn(victim)

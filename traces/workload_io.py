@@ -62,10 +62,7 @@ def read_workload(path: Path) -> Workload:
     file = open_parquet(path)
     with readable(path):
         if not file.schema_arrow.equals(SCHEMA):
-            raise InvalidInput(
-                f"{path} has columns {file.schema_arrow.names}; a workload has {SCHEMA.names} with "
-                "the types of traces.workload_io.SCHEMA: build it with preemptbench again"
-            )
+            raise InvalidInput(f"{path}: {_schema_difference(file.schema_arrow)}")
         table = file.read()
         table.validate(full=True)
         holes = [name for name in SCHEMA.names[:-3] if table[name].null_count]
@@ -74,7 +71,11 @@ def read_workload(path: Path) -> Workload:
             for name in ("request_id", "run_id", "prefix_group", "prefix_tokens")
         }
     if holes:
-        raise InvalidInput(f"{path}: columns {holes} hold nulls; a workload has none there")
+        row = table[holes[0]].to_pylist().index(None)
+        raise InvalidInput(
+            f"{path}: columns {holes} hold nulls (the first in row {row}); a workload has none "
+            "there: give every request a value"
+        )
     manifest = read_manifest(path)
     if manifest is None or not isinstance(manifest.get("workload"), dict):
         raise InvalidInput(f"{manifest_path(path)} is missing or names no workload: copy it along")
@@ -92,3 +93,21 @@ def read_workload(path: Path) -> Workload:
         manifest=manifest["workload"],
         **arrays,
     )
+
+
+def _schema_difference(found: pa.Schema) -> str:
+    """Say how ``found`` differs from SCHEMA, and what to do."""
+    lacks = [name for name in SCHEMA.names if name not in found.names]
+    odd = [name for name in found.names if name not in SCHEMA.names]
+    typed = [
+        f"{field.name} is {found.field(field.name).type}, not {field.type}"
+        for field in SCHEMA
+        if field.name in found.names and not found.field(field.name).type.equals(field.type)
+    ]
+    said = [
+        f"column {lacks[0]!r} is missing ({len(lacks)} in all)" if lacks else "",
+        f"column {odd[0]!r} is unknown ({len(odd)} in all)" if odd else "",
+        "; ".join(typed),
+    ]
+    what = "; ".join(part for part in said if part) or "its columns stand in another order"
+    return f"{what}; a workload has {', '.join(SCHEMA.names)}: write it with write_workload"

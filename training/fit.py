@@ -15,6 +15,7 @@ import click
 
 from contracts.errors import InvalidInput, PreemptBenchError
 from contracts.runs import DecodeRun
+from contracts.settings import assigned
 from contracts.signals import RemainingSignal
 from eval.signal_quality import SignalQuality, quality_table
 from predictors.age_km import AgeKm, AgeKmSettings
@@ -24,7 +25,7 @@ from traces.split import split_runs
 from training.crossfit import crossfit, save_crossfit
 from training.evaluate import LeaveOneOut, evaluate, has_repeats
 from training.options import train_options
-from training.recipe import Recipe, default_recipe, read_recipe, with_overrides
+from training.recipe import Recipe, default_recipe, read_recipe
 from training.rows import read_run_log, training_set
 
 
@@ -99,7 +100,7 @@ def chosen_recipe(config: Path | None, family: str | None, assignments: Sequence
     if (config is None) == (family is None):
         raise InvalidInput("name what to fit: either --config RECIPE.toml or --family NAME")
     recipe = read_recipe(config) if config is not None else default_recipe(family or "")
-    return with_overrides(recipe, assignments)
+    return assigned(recipe, assignments)
 
 
 def run_fit(

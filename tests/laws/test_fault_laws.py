@@ -324,7 +324,8 @@ def test_kv_is_conserved_while_the_pool_changes(
     _, steps = run(workload, config, policy, faults)
     computed: dict[str, int] = {}
     for step in steps:
-        for request in (*step.finished_before, *step.preempted, *step.lost):
+        lost = [request for request, _ in step.lost]
+        for request in (*step.finished_before, *step.preempted, *lost):
             computed.pop(request, None)
         for request, tokens in step.scheduled.items():
             computed[request] = computed.get(request, 0) + tokens

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from contracts.errors import CheckpointError, MissingDependency, UnknownName
+from contracts.settings import updated
 from contracts.signals import signal_request
 from predictors.age_km import AgeKm
 from predictors.base import Predictor
@@ -19,7 +20,7 @@ from predictors.features import FEATURE_NAMES
 from predictors.gbm_hazard import GbmHazard
 from predictors.registry import FAMILIES, load_predictor
 from tests.synthetic_runs import synthetic_runs
-from training.recipe import default_recipe, updated
+from training.recipe import default_recipe
 from training.rows import training_set
 
 RUNS = synthetic_runs(num_prompts=30)

@@ -397,5 +397,5 @@ def test_a_truncated_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_driver_setting_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="'num_block' is unknown"):
+    with pytest.raises(InvalidInput, match="setting 'num_block': did you mean 'num_blocks'"):
         driver_config({"num_block": 3})

@@ -113,7 +113,7 @@ def test_a_lost_worker_keeps_arrivals_and_written_tokens() -> None:
         assert (record.arrival_s, record.end_s, record.output_tokens) == (0.0, 30.0, 20)
         assert (record.num_preemptions, record.recomputed_tokens) == (0, 12)
         assert record.preempted_s == 10.0 and record.first_token_s == 1.0
-    assert steps[5].lost == ("a", "b")
+    assert steps[5].lost == (("a", 5.0), ("b", 5.0))
     assert steps[5].scheduled == {"a": 13, "b": 13} and steps[5].start_s == 15.0
     assert result.num_preemptions == 0 and result.num_faults == 1
 

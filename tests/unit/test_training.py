@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from contracts.errors import InvalidInput, LeakageError, UnknownName
 from contracts.runs import DecodeRun
+from contracts.settings import assigned, updated
 from contracts.signals import build_grid, signal_request
 from eval.signal_quality import held_out, score_signal
 from oracles.shards import run_to_json
@@ -24,7 +25,7 @@ from traces.runlog import RunLog, write_runs
 from training.crossfit import crossfit, save_crossfit
 from training.evaluate import LeaveOneOut, evaluate, unseen_runs
 from training.fit import fit_recipe, main
-from training.recipe import default_recipe, read_recipe, updated, with_overrides
+from training.recipe import default_recipe, read_recipe
 from training.rows import read_run_log, training_set
 
 RUNS = synthetic_runs(num_prompts=40)
@@ -46,7 +47,7 @@ def test_every_family_has_a_recipe_equal_to_its_defaults() -> None:
 
 
 def test_overrides_reach_nested_settings() -> None:
-    recipe = with_overrides(
+    recipe = assigned(
         default_recipe("gbm-hazard"),
         ["settings.boosting.l2=1", "seed=7", 'settings.features=["age"]'],
     )
@@ -83,7 +84,7 @@ def test_bad_recipe_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         read_recipe(tmp_path / "absent.toml")
     with pytest.raises(InvalidInput, match="write key=value"):
-        with_overrides(default_recipe("age-km"), ["seed"])
+        assigned(default_recipe("age-km"), ["seed"])
 
 
 def test_a_training_set_says_where_it_comes_from() -> None:
