@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.published_sweeps import (
-    ORDER,
-    POOLS,
-    VARIANTS,
-    WATERMARKS,
-    TaxRow,
-    WatermarkRow,
-)
+from benchmarks.published_setups import ORDER, POOLS, VARIANTS, WATERMARKS
+from benchmarks.published_sweeps import TaxRow, WatermarkRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

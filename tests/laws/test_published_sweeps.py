@@ -8,17 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmarks.published_sweeps import (
+from benchmarks.published_setups import (
     AFTERWARDS,
     BEFOREHAND,
     ORDER,
     ROOFLINE,
     Offline,
-    closed_loop,
-    ends_s,
     requests,
     uniform,
 )
+from benchmarks.published_sweeps import closed_loop, ends_s
 from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult
 from serving_sim.jump import simulate_fast
