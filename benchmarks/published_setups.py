@@ -75,7 +75,8 @@ class Offline:
             return uniform(rng, mean, 0.5, count)
         # 3,000 tokens still fit the smallest pool; the mean is exp(mu + 1/2)
         drawn = mean * np.exp(rng.standard_normal(count) - 0.5)
-        return np.clip(drawn, 4, 3000).astype(np.int64)
+        tokens: IntArray = np.clip(drawn, 4, 3000).astype(np.int64)
+        return tokens
 
 
 BEFOREHAND = Offline(

@@ -17,35 +17,39 @@ _MARKS = ("o", "s", "^", "v")
 
 
 def print_tables(first: Sequence[WatermarkRow], second: Sequence[TaxRow]) -> None:
-    """Print what was published beside what we got, as Markdown tables."""
+    """Print Markdown tables; where there are two figures, the first is the published one."""
+    _print_watermarks(first)
+    _print_taxes(second)
+
+
+def _print_watermarks(rows: Sequence[WatermarkRow]) -> None:
     main = next(iter(VARIANTS))
-    print("Preemptions against the watermark (published | ours)\n")
-    _line("watermark", "preemptions", "least–most", "output tokens/s", "TTFT p50, s", "E2E p50, s")
-    _rule(6)
-    for row in (row for row in first if row.variant == main):
-        count, tokens_per_s, ttft, e2e = WATERMARKS[row.watermark]
+    print("Preemptions against the watermark (published / ours)\n")
+    _head("watermark", "preemptions", "least–most", "output tokens/s", "TTFT p50, s", "E2E p50, s")
+    for row in (row for row in rows if row.variant == main):
+        count, tokens_per_s, ttft_s, e2e_s = WATERMARKS[row.watermark]
         _line(
             f"{row.watermark:.2f}",
-            f"{count} | {row.preemptions:.0f}",
+            f"{count} / {row.preemptions:.0f}",
             f"{row.least}–{row.most}",
-            f"{tokens_per_s:,} | {row.tokens_per_s:,.0f}",
-            f"{_or_dash(ttft)} | {row.ttft_p50_s:.2f}",
-            f"{_or_dash(e2e)} | {row.e2e_p50_s:.1f}",
+            f"{tokens_per_s:,} / {row.tokens_per_s:,.0f}",
+            f"{_or_dash(ttft_s)} / {row.ttft_p50_s:.1f}",
+            f"{_or_dash(e2e_s)} / {row.e2e_p50_s:.1f}",
         )
     print("\nPreemptions under other readings\n")
-    _line("reading", *(f"{w:.2f}" for w in WATERMARKS))
-    _rule(1 + len(WATERMARKS))
-    for variant in dict.fromkeys(row.variant for row in first):
-        _line(variant, *(f"{row.preemptions:.0f}" for row in first if row.variant == variant))
-    print("\nRecompute tax against KV blocks (published | ours)\n")
-    _line("reading", "blocks", *ORDER, "least-computed against LIFO", "order")
-    _rule(5 + len(ORDER))
-    for row in second:
+    _head("reading", *(f"{w:.2f}" for w in WATERMARKS))
+    for variant in dict.fromkeys(row.variant for row in rows):
+        _line(variant, *(f"{row.preemptions:.0f}" for row in rows if row.variant == variant))
+
+
+def _print_taxes(rows: Sequence[TaxRow]) -> None:
+    print("\nRecompute tax against KV blocks (published / ours)\n")
+    _head("reading", "blocks", *ORDER, "waste, least-computed to LIFO", "order")
+    for row in rows:
         _line(row.reading, f"{row.num_blocks}", *_taxes(row), _change(row), _order(row))
     print("\nTokens lost by a preemption, 400 blocks (published: LIFO 415, least-computed 261)\n")
-    _line("reading", *ORDER)
-    _rule(1 + len(ORDER))
-    for row in (row for row in second if row.num_blocks == min(POOLS)):
+    _head("reading", *ORDER)
+    for row in (row for row in rows if row.num_blocks == min(POOLS)):
         pairs = zip(row.recomputed_tokens, row.preemptions, strict=True)
         _line(row.reading, *(f"{lost / count:.0f}" if count else "–" for lost, count in pairs))
 
@@ -53,29 +57,30 @@ def print_tables(first: Sequence[WatermarkRow], second: Sequence[TaxRow]) -> Non
 def _taxes(row: TaxRow) -> list[str]:
     shares = [f"{tax:.1%}" for tax in row.tax]
     at = ORDER.index("lifo")
-    shares[at] = f"{POOLS[row.num_blocks][0]:.1%} | {shares[at]}"
+    shares[at] = f"{POOLS[row.num_blocks][0]:.1%} / {shares[at]}"
     return shares
 
 
 def _change(row: TaxRow) -> str:
     published = POOLS[row.num_blocks][1]
-    return " | ".join("–" if x is None else f"{x:+.0%}" for x in (published, row.change))
+    return " / ".join("–" if x is None else f"{x:+.0%}" for x in (published, row.change))
 
 
 def _order(row: TaxRow) -> str:
     return "–" if not any(row.tax) else "yes" if row.is_ordered else "no"
 
 
+def _head(*cells: str) -> None:
+    _line(*cells)
+    _line(*("---" for _ in cells))
+
+
 def _line(*cells: str) -> None:
-    print("| " + " | ".join(cell.replace(" | ", " / ") for cell in cells) + " |")
-
-
-def _rule(count: int) -> None:
-    print("|" + " --- |" * count)
+    print("| " + " | ".join(cells) + " |")
 
 
 def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return "–" if value is None else f"{value:.1f}"
 
 
 def write_figure(first: Sequence[WatermarkRow], second: Sequence[TaxRow], path: Path) -> None:
