@@ -49,14 +49,14 @@ def _most(running: list[LiveRequest], key: Callable[[LiveRequest], int]) -> int:
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
     is_chunked = draw(st.booleans())
-    budget = draw(st.sampled_from([8, 64, 3] if is_chunked else [64]))
+    budget = draw(st.sampled_from([8, 64, 3] if is_chunked else [24]))
     version: VllmVersion = draw(st.sampled_from(["0.33", "0.27"]))
     return EngineConfig(
         num_blocks=draw(st.sampled_from([10, 14, 18])),
         block_size=4,
         max_num_seqs=draw(st.sampled_from([8, 3, 1])),
         max_num_batched_tokens=budget,
-        max_model_len=draw(st.sampled_from([None, 24])) if is_chunked else 60,
+        max_model_len=draw(st.sampled_from([None, 24])) if is_chunked else 24,
         scheduling=draw(st.sampled_from(["fcfs", "priority"])),
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=is_chunked,
