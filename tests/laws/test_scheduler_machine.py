@@ -205,14 +205,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert is_ending or request in plan.scheduled
 
     def check_work_conserving(self, plan: StepPlan) -> None:
-        """The head stays out only for want of tokens, seats or blocks (an upper bound of them:
-        found blocks can only help), or because somebody was evicted."""
+        """The head stays out only for want of tokens, seats or blocks for all it knows (those that
+        others use and it finds are no want), or because somebody was evicted."""
         config, scheduler = self.config, self.scheduler
         if not scheduler.waiting or plan.preempted or not plan.budget_tokens:
             return
-        known = scheduler.waiting.peek().known_tokens
+        head = scheduler.waiting.peek()
+        known = head.known_tokens
+        found = self.pool.find(map(head.content, range((known - 1) // config.block_size)))
+        wanted = config.blocks_for(known) - len(found) + self.pool.count_free(found)
         spare = config.watermark_blocks if scheduler.running else 0
-        has_room = config.blocks_for(known) + spare <= self.pool.num_free
+        has_room = wanted + spare <= self.pool.num_free
         has_tokens = config.enable_chunked_prefill or known <= plan.budget_tokens
         has_seat = len(scheduler.running) < config.max_num_seqs
         assert not (has_room and has_tokens and has_seat)
