@@ -283,7 +283,8 @@ class Run:
             if tokens == 1:
                 decodes += 1
                 decode_context += context
-                longest = max(longest, context)
+                if context > longest:
+                    longest = context
             else:
                 prefill += tokens
                 prefill_context += context

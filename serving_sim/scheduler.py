@@ -111,7 +111,9 @@ class Scheduler:
                 cursor += 1  # its last token, or its KV, is on the way
                 continue
             computed = request.computed_tokens
-            tokens = min(request.expected_tokens - computed, chunk_limit, plan.budget_tokens)
+            tokens = request.expected_tokens - computed
+            if tokens > 1:  # a decode always fits both limits
+                tokens = min(tokens, chunk_limit, plan.budget_tokens)
             missing = -(-(computed + tokens) // block_size) - len(request.blocks)
             while missing > pool.num_free:
                 at = self._choose_victim(running, plan.now_s)
@@ -149,6 +151,11 @@ class Scheduler:
         while waiting and plan.budget_tokens > 0 and len(self.running) < config.max_num_seqs:
             request = waiting.peek()
             known = request.known_tokens
+            spare = config.watermark_blocks if self.running else 0
+            # what it finds is free, and counts as such, save for a prefix that others use
+            least = config.blocks_for(known) - request.num_shared
+            if config.reserve_full_isl and least + spare > pool.num_free:
+                break
             # at least one token is computed again, so that there is something to sample from
             found = pool.find(map(request.content, range((known - 1) // config.block_size)))
             hit_tokens = len(found) * config.block_size
@@ -160,7 +167,6 @@ class Scheduler:
             tokens = min(tokens, plan.budget_tokens)
             must_fit = known if config.reserve_full_isl else ready_tokens + tokens
             missing = config.blocks_for(must_fit) - len(found) + pool.count_free(found)
-            spare = config.watermark_blocks if self.running else 0
             if missing + spare > pool.num_free:
                 break
             self._admit(waiting.pop(), found, tokens, plan, load)
