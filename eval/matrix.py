@@ -53,7 +53,8 @@ class MatrixConfig:
     ``trace``, requests are a stretch of a measured trace instead (a seed picks where it begins),
     its gaps and lengths untouched; nobody ran its prompts, so no signal can answer for them.
     ``simulator`` names the implementation, "jump" or "step"; their results are equal. ``faults``
-    strike all cells of a seed alike; an offload tier is a setting of ``engine``.
+    strike all cells of a seed alike; an offload tier is a setting of ``engine``. Tagged requests
+    are watched for ``observe_s`` (by default ``deadline_s``): records can be rescored up to there.
     """
 
     runs: Path
@@ -69,6 +70,7 @@ class MatrixConfig:
     num_warmup: int = 40
     num_tagged: int = 160
     deadline_s: float = 10.0
+    observe_s: float | None = None
     grid_stride: int = 8
     trace: Path | None = None
     simulator: str = "jump"
@@ -81,6 +83,11 @@ class MatrixConfig:
             raise unknown_name("simulator", self.simulator, tuple(ENGINES))
         if not self.policies or not self.signals or not self.pressures:
             raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
+        if self.watched_s < self.deadline_s:
+            raise InvalidInput(
+                f"observe_s is {self.observe_s} s, below the deadline of {self.deadline_s} s: a "
+                "request must be watched at least that long"
+            )
         if self.engine.scheduling == "priority":
             raise InvalidInput(
                 "engine scheduling is 'priority', but the requests of a run log or a trace have no "
@@ -116,10 +123,15 @@ class MatrixConfig:
                 )
 
     @property
+    def watched_s(self) -> float:
+        """How long a tagged request is watched after its arrival, at least."""
+        return self.deadline_s if self.observe_s is None else self.observe_s
+
+    @property
     def num_filler(self) -> int:
-        """Arrivals of one deadline, plus four standard deviations of a Poisson count."""
+        """Arrivals while the last tagged request is watched, plus four standard deviations."""
         rate_per_s = self.rate_per_s if self.trace is None else trace_rate_per_s(self.trace)
-        expected = rate_per_s * self.deadline_s
+        expected = rate_per_s * self.watched_s
         return math.ceil(expected + 4 * math.sqrt(expected) * max(1.0, self.arrival_cv))
 
     def crossings(self) -> list[tuple[str, SignalSource]]:
@@ -216,7 +228,7 @@ def run_cell(
         engine = partial(simulate, on_step=on_step)
     result = engine(
         inputs.workload,
-        replace(config.engine, num_blocks=pressure.num_blocks, drain_s=config.deadline_s),
+        replace(config.engine, num_blocks=pressure.num_blocks, drain_s=config.watched_s),
         load_profile(config.profile),
         find_policy(policy_name),
         signal=inputs.grids[signal_name],

@@ -1,0 +1,326 @@
+"""A study: one matrix for each source of lengths, at pressures dense around the regime's boundary.
+
+Seeds come in two kinds that never meet. *Pilot* seeds run LIFO only and settle, before anything is
+compared, how large the pool of each source is (where LIFO's breach crosses the boundary), which
+pressures belong to the low-breach regime, and the equivalence margin. *Study* seeds are judged.
+Choosing cells on the seeds one judges favours LIFO (reference: evaluation rules, finding 3).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts.errors import InvalidInput
+from contracts.files import atomic_write_text
+from contracts.runs import DecodeRun
+from eval.cells import Cell, read_cells
+from eval.matrix import (
+    MatrixConfig,
+    Pressure,
+    SeedInputs,
+    offered_kv_load,
+    prepare_seed,
+    run_cell,
+    run_seed,
+    source_runs,
+    task_key,
+)
+from eval.signal_sources import NO_SIGNAL, SignalSource
+from eval.verdicts import default_margin
+from serving_sim.config import EngineConfig
+from serving_sim.profile import load_profile, single_stream_s
+
+BASELINE = "lifo"
+FIRST_PILOT_SEED = 1_000_000
+_BISECTIONS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a column of the study has its lengths from: a run log of one model family on one
+    benchmark, and the checkpoints that answer for it (name -> folder). ``kind`` says what the log
+    is: "parametric", "sampled" or "temperature zero"."""
+
+    model_family: str
+    benchmark: str
+    runs: Path
+    kind: str
+    checkpoints: tuple[tuple[str, Path], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The family and the benchmark."""
+        return f"{self.model_family} on {self.benchmark}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyConfig:
+    """What a study is. Times in seconds.
+
+    ``pressures`` are KV demands relative to that at which LIFO's breach on pilot seeds crosses
+    ``boundary`` (1 is there, 0.8 has a quarter more KV). ``concurrency`` is how many requests would
+    run on average if each ran alone; it sets the rate. Requests are watched for ``observe_s``, so
+    that records can be rescored up to there. ``margin_pp`` is the equivalence margin; by
+    default min(1, a tenth of LIFO's breach in the regime on pilot seeds).
+    """
+
+    name: str
+    policies: tuple[str, ...]
+    signals: tuple[str, ...]
+    pressures: tuple[float, ...] = (0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
+    num_seeds: int = 20
+    num_pilots: int = 5
+    boundary: float = 0.15
+    deadline_s: float = 900.0
+    observe_s: float = 1800.0
+    concurrency: float = 64.0
+    num_warmup: int = 150
+    num_tagged: int = 200
+    arrival_cv: float = 1.0
+    grid_stride: int = 64
+    margin_pp: float | None = None
+    profile: str = "rtx4090-llama-3.1-8b"
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(num_blocks=2))
+
+    def __post_init__(self) -> None:
+        if BASELINE not in self.policies:
+            raise InvalidInput(
+                f"the policies are {', '.join(self.policies)}: every comparison is with "
+                f"{BASELINE}, so add it"
+            )
+        if self.num_seeds < 2:
+            raise InvalidInput(
+                f"num_seeds is {self.num_seeds}: a difference needs at least 2 seeds, and a "
+                "two-sided p below .05 at least 6"
+            )
+        if self.num_pilots < 1:
+            raise InvalidInput(f"num_pilots is {self.num_pilots}: the regime needs at least 1")
+        if not self.pressures or min(self.pressures) <= 0:
+            raise InvalidInput(f"pressures are {self.pressures}: give numbers above 0")
+        if not 0 < self.boundary < 1:
+            raise InvalidInput(f"boundary is {self.boundary}: it must be a share in (0, 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pilot:
+    """What the pilot seeds settled for one source; shares of 1, one entry a pressure."""
+
+    boundary_blocks: int
+    rate_per_s: float
+    lifo_breach: tuple[float, ...]
+    floor: tuple[float, ...]
+    kv_ratio: tuple[float, ...]
+
+    def in_regime(self, boundary: float) -> tuple[bool, ...]:
+        """Say which pressures belong to the low-breach regime."""
+        return tuple(breach < boundary for breach in self.lifo_breach)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceResult:
+    """The cells of one source, its matrix, and what its pilots settled."""
+
+    source: Source
+    matrix: MatrixConfig
+    pilot: Pilot
+    cells: list[Cell]
+    out_dir: Path
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StudyResult:
+    """All sources of a study and the margin its verdicts use (percentage points)."""
+
+    config: StudyConfig
+    sources: list[SourceResult]
+    margin_pp: float
+
+
+def run_study(
+    config: StudyConfig,
+    sources: Sequence[Source],
+    out_dir: Path,
+    *,
+    num_jobs: int = -1,
+    on_task: Callable[[str, int, int], None] = lambda *_: None,
+) -> StudyResult:
+    """Run pilots, then every seed of every source; finished tasks are read, not run again.
+
+    ``num_jobs`` is joblib's; other backends are chosen around the call (joblib.parallel_config).
+    ``on_task`` hears the stage, how many of its tasks are done, and how many there are.
+    """
+    from joblib import Parallel, delayed
+
+    if not sources:
+        raise InvalidInput("a study needs at least one source of lengths")
+    workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
+    folders = [out_dir / "sources" / _folder_name(source) for source in sources]
+
+    def through(stage: str, tasks: Sequence[object]) -> None:
+        on_task(stage, 0, len(tasks))
+        for done, _ in enumerate(workers(tasks), 1):
+            on_task(stage, done, len(tasks))
+
+    pairs = list(zip(sources, folders, strict=True))
+    through("pilots", [delayed(find_pilot)(config, *pair) for pair in pairs])
+    pilots = [find_pilot(config, *pair) for pair in pairs]
+    matrices = [matrix_of(config, *pair) for pair in zip(sources, pilots, strict=True)]
+    through(
+        "seeds",
+        [
+            delayed(run_seed)(matrix, seed, folder)
+            for seed in range(config.num_seeds)
+            for matrix, folder in zip(matrices, folders, strict=True)
+        ],
+    )
+    results = [
+        SourceResult(source, matrix, pilot, _cells(matrix, folder), folder)
+        for source, matrix, pilot, folder in zip(sources, matrices, pilots, folders, strict=True)
+    ]
+    return StudyResult(config, results, _margin(config, pilots))
+
+
+def find_pilot(config: StudyConfig, source: Source, out_dir: Path) -> Pilot:
+    """Return what the pilot seeds settle for ``source``; kept in ``out_dir`` for the next start."""
+    base = _base_matrix(config, source, rate_per_s=1.0, signals=(NO_SIGNAL,))
+    key = task_key(base, config.num_pilots)
+    path = out_dir / f"pilot-{key}-{_digits(config.pressures, config.boundary)}.json"
+    if path.exists():
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Pilot(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+    runs = source_runs(base)
+    profile = load_profile(config.profile)
+    alone_s = [
+        single_stream_s(run.prompt_tokens, run.output_tokens, config.engine, profile)
+        for run in runs
+    ]
+    base = replace(base, rate_per_s=config.concurrency / float(np.mean(alone_s)))
+    seeds = range(FIRST_PILOT_SEED, FIRST_PILOT_SEED + config.num_pilots)
+    inputs = {seed: prepare_seed(base, runs, seed) for seed in seeds}
+    blocks = _boundary_blocks(config, base, runs, inputs)
+    pressures = _pressures(config, blocks)
+    scores = [[_lifo(base, inputs, s, p.num_blocks) for s in seeds] for p in pressures]
+    load = offered_kv_load(replace(base, pressures=pressures), runs)
+    pilot = Pilot(
+        boundary_blocks=blocks,
+        rate_per_s=base.rate_per_s,
+        lifo_breach=tuple(float(np.mean([c.score.breach for c in cells])) for cells in scores),
+        floor=tuple(float(np.mean([c.score.floor for c in cells])) for cells in scores),
+        kv_ratio=tuple(load[p.name] for p in pressures),
+    )
+    atomic_write_text(path, json.dumps(asdict(pilot), indent=1) + "\n")
+    return pilot
+
+
+def matrix_of(config: StudyConfig, source: Source, pilot: Pilot) -> MatrixConfig:
+    """Return the matrix of ``source`` at the pressures that its pilots placed."""
+    signals = (NO_SIGNAL, *(name for name in config.signals if name != NO_SIGNAL))
+    base = _base_matrix(config, source, rate_per_s=pilot.rate_per_s, signals=signals)
+    return replace(
+        base, policies=config.policies, pressures=_pressures(config, pilot.boundary_blocks)
+    )
+
+
+def _base_matrix(
+    config: StudyConfig, source: Source, *, rate_per_s: float, signals: Sequence[str]
+) -> MatrixConfig:
+    folders = dict(source.checkpoints)
+    return MatrixConfig(
+        runs=source.runs,
+        policies=(BASELINE,),
+        signals=tuple(SignalSource(name, folders.get(name)) for name in signals),
+        pressures=(Pressure("any", 2),),
+        engine=config.engine,
+        profile=config.profile,
+        num_seeds=config.num_seeds,
+        rate_per_s=rate_per_s,
+        arrival_cv=config.arrival_cv,
+        num_warmup=config.num_warmup,
+        num_tagged=config.num_tagged,
+        deadline_s=config.deadline_s,
+        observe_s=max(config.observe_s, config.deadline_s),
+        grid_stride=config.grid_stride,
+    )
+
+
+def _pressures(config: StudyConfig, boundary_blocks: int) -> tuple[Pressure, ...]:
+    usable = boundary_blocks - 1
+    return tuple(
+        Pressure(f"{demand:g}", max(2, 1 + round(usable / demand))) for demand in config.pressures
+    )
+
+
+def _boundary_blocks(
+    config: StudyConfig,
+    base: MatrixConfig,
+    runs: Sequence[DecodeRun],
+    inputs: dict[int, SeedInputs],
+) -> int:
+    """Bisect, on pilot seeds, for the pool at which LIFO's mean breach crosses the boundary."""
+    block_size = config.engine.block_size
+    largest = max(run.prompt_tokens + run.max_new_tokens for run in runs)
+    low = math.ceil(largest / block_size) + 1  # a smaller pool refuses somebody
+    demand = offered_kv_load(replace(base, pressures=(Pressure("all", 2),)), runs)["all"]
+    high = max(2 * low, math.ceil(8 * demand))
+
+    def breach(num_blocks: int) -> float:
+        cells = [_lifo(base, inputs, seed, num_blocks) for seed in inputs]
+        return float(np.mean([cell.score.breach for cell in cells]))
+
+    if breach(high) >= config.boundary:
+        raise InvalidInput(
+            f"LIFO breaches {breach(high):.1%} with {high} blocks, where nothing is ever "
+            f"preempted: no pool brings it below {config.boundary:.0%}; allow a longer deadline, "
+            "or lower the concurrency"
+        )
+    if breach(low) < config.boundary:
+        return low
+    for _ in range(_BISECTIONS):
+        middle = round(math.sqrt(low * high))
+        if breach(middle) >= config.boundary:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _lifo(base: MatrixConfig, inputs: dict[int, SeedInputs], seed: int, num_blocks: int) -> Cell:
+    pool = Pressure("pilot", num_blocks)
+    return run_cell(base, inputs[seed], pool, BASELINE, NO_SIGNAL, seed)[0]
+
+
+def _cells(matrix: MatrixConfig, folder: Path) -> list[Cell]:
+    paths = [
+        folder / "cells" / f"seed-{seed:03d}-{task_key(matrix, seed)}.parquet"
+        for seed in range(matrix.num_seeds)
+    ]
+    return [cell for path in paths for cell in read_cells(path)]
+
+
+def _margin(config: StudyConfig, pilots: Sequence[Pilot]) -> float:
+    if config.margin_pp is not None:
+        return config.margin_pp
+    inside = [
+        breach
+        for pilot in pilots
+        for breach, low in zip(pilot.lifo_breach, pilot.in_regime(config.boundary), strict=True)
+        if low
+    ]
+    return round(default_margin(100 * float(np.mean(inside)) if inside else 0.0), 2)
+
+
+def _folder_name(source: Source) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in source.name)
+
+
+def _digits(*values: object) -> str:
+    import hashlib
+
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:8]
