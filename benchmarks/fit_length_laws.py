@@ -3,8 +3,9 @@
     python -m benchmarks.fit_length_laws [--data ../shared/data] [--check]
 
 Writes traces/data/length_profiles.json (fitted figures and their sources only) and prints how far
-quantiles of drawn lengths are from those of the runs. Family names of the two sources are mapped by
-FAMILIES below. Prompt tokens are characters / 4 of the prompt's text: the sources count none.
+quantiles of drawn lengths are from those of the runs. Family names are mapped by
+traces/public_families.py. Prompt tokens are characters / 4 of the prompt's text: the sources count
+none.
 """
 
 from __future__ import annotations
@@ -19,22 +20,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from traces.length_profiles import LengthLaw, draw_runs, fit_law
+from traces.public_families import CAP_TOKENS, COLLECTIONS, FAMILIES
 
-FAMILIES = {
-    "DeepSeek-R1-0528": ("deepseek-r1-0528", "deepseek-r1-0528"),
-    "Qwen3-235B-A22B": ("qwen3-235b-a22b-think", "qwen3-235b-a22b-think"),
-    "GLM-Z1-32B": ("glm-z1-32b", "glm-z1-32b"),
-    "Nemotron-Super-49B": ("llama-3.3-nemotron-super-49b-v1", "ll3.3-nemotron-49b-v1-thk"),
-    "DeepHermes-3-24B": ("DeepHermes-3-Mistral-24B-Pre", "DeepHermes-3-Mistral-24B-Pre"),
-    "Gemini-2.5-Flash": ("gemini-2.5-flash-high", "gemini-2.5-flash-high"),
-    "Grok-3-mini": ("grok-3-mini-think", "grok-3-mini-think"),
-}
-"""Family: its name in LRMTokenEconomy, and in MisguidedAttention."""
-SOURCES = {
-    "LRMTokenEconomy": "cpldcpu/LRMTokenEconomy @ d5cc353, Apache-2.0",
-    "MisguidedAttention": "cpldcpu/MisguidedAttention @ bbae011, CC0-1.0",
-}
-CAP_TOKENS = 30_000  # the largest recorded cap of these families; several record none
 OUT = Path(__file__).parents[1] / "traces" / "data" / "length_profiles.json"
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
@@ -45,7 +32,11 @@ def read_lengths(data: Path) -> dict[tuple[str, str], dict[str, list[int]]]:
     table = pq.read_table(data / "reasoning_lengths" / "lengths.parquet", columns=columns)
     out: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row in table.to_pylist():
-        if row["source"] in SOURCES and row["reasoning_mode"] and (row["output_tokens"] or 0) > 0:
+        if (
+            row["source"] in COLLECTIONS
+            and row["reasoning_mode"]
+            and (row["output_tokens"] or 0) > 0
+        ):
             out[row["source"], row["model"]][row["prompt_id"]].append(row["output_tokens"])
     return out
 
@@ -68,7 +59,7 @@ def main() -> None:
     lengths, prompt_tokens = read_lengths(options.data), read_prompt_tokens(options.data)
     laws = []
     for family, names in FAMILIES.items():
-        for (source, origin), name in zip(SOURCES.items(), names, strict=True):
+        for (source, origin), name in zip(COLLECTIONS.items(), names, strict=True):
             by_prompt = lengths[source, name]
             law = fit_law(
                 by_prompt,

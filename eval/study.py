@@ -194,7 +194,8 @@ def find_pilot(config: StudyConfig, source: Source, out_dir: Path) -> Pilot:
     path = out_dir / f"pilot-{key}-{_digits(config.pressures, config.boundary)}.json"
     if path.exists():
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Pilot(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+        lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
+        return Pilot(**stored | lists)
     runs = source_runs(base)
     profile = load_profile(config.profile)
     alone_s = [

@@ -36,9 +36,11 @@ class StepLog:
     """What one planned step decided; the fields of a decision log (serving_sim/decisions.py).
 
     ``running`` and ``waiting`` are as the planning left them; ``scheduled`` is in its order.
-    ``lost`` names whose KV went with a lost worker since the step before, and when. The rest tells a timeline (serving_sim/timeline.py) more than a decision log holds: ``sampling`` get
-    a token when the step returns; ``num_returned`` steps have, the last of them at ``returned_s``,
-    which is before ``start_s`` if the engine was idle since.
+    ``lost`` names whose KV went with a lost worker since the step before, and when.
+    The rest tells a timeline (serving_sim/timeline.py) more than a decision log holds: ``sampling``
+    get a token when the step returns; ``num_returned`` steps have, the last of them at
+    ``returned_s``, which is before ``start_s`` if the engine was idle since; the pool has
+    ``num_blocks``.
     """
 
     step: int

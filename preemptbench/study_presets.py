@@ -1,0 +1,179 @@
+"""The presets of ``preemptbench study``: which sources, policies, signals and seeds.
+
+``paper`` and ``quick`` draw their runs from bundled length laws (parametric, no download);
+``real`` imports public runs. No request is answered by a predictor that saw its prompt: on drawn
+runs the predictor is fitted on other prompts of the same law, on real runs it is cross-fitted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from contracts.errors import InvalidInput
+from contracts.runs import DecodeRun
+from eval.study import Source, StudyConfig
+from traces.importers import import_runs
+from traces.length_profiles import LengthLaw, draw_runs, length_laws
+from traces.public_families import CAP_TOKENS, COLLECTIONS, FAMILIES
+from traces.runlog import read_runs, write_runs
+
+POLICIES = (
+    "lifo",
+    "fifo",
+    "random",
+    "largest-kv",
+    "least-computed",
+    "most-computed",
+    "sglang-retract",
+    "young(0.25)",
+    "young(0.5)",
+    "young(0.75)",
+    "longest-remaining",
+    "shortest-remaining",
+)
+NUM_PROMPTS = 100
+NUM_TRAINING_PROMPTS = 400
+NUM_FOLDS = 5
+PROMPT_TOKENS = 100  # the collections count none; their prompts have 30 to 400 (characters / 4)
+_TRAINING_SEED = 1  # prompts of other seeds are other prompts
+
+PAPER = StudyConfig(
+    name="paper",
+    policies=POLICIES,
+    signals=("age-km", "oracle-4", "clairvoyant"),
+    num_seeds=20,
+)
+QUICK = replace(
+    PAPER,
+    name="quick",
+    policies=("lifo", "fifo", "random", "least-computed", "young(0.5)", "longest-remaining"),
+    pressures=(0.8, 1.0, 1.2),
+    num_seeds=6,
+    num_pilots=3,
+    num_warmup=100,
+    num_tagged=120,
+    observe_s=900.0,
+)
+REAL = replace(PAPER, name="real", signals=("age-km", "oracle", "clairvoyant"), num_seeds=20)
+PRESETS = {config.name: config for config in (QUICK, PAPER, REAL)}
+QUICK_SOURCES = (("GLM-Z1-32B", "LRMTokenEconomy"), ("DeepSeek-R1-0528", "MisguidedAttention"))
+
+
+def drawn_sources(config: StudyConfig, out_dir: Path) -> list[Source]:
+    """Return a source for each bundled law (two for ``quick``), its runs drawn and written.
+
+    A prompt has one run for each seed up to 20 and the four that an oracle-4 needs.
+    """
+    laws = [
+        law
+        for law in length_laws()
+        if config.name != QUICK.name or (law.model_family, law.benchmark) in QUICK_SOURCES
+    ]
+    return [_drawn(law, config, out_dir / "inputs") for law in laws]
+
+
+def _drawn(law: LengthLaw, config: StudyConfig, folder: Path) -> Source:
+    from predictors.age_km import AgeKmSettings
+    from training.rows import training_set
+
+    place = folder / f"{law.model_family}-{law.benchmark}"
+    runs = place / "runs.parquet"
+    if not runs.exists():
+        training = draw_runs(law, num_prompts=NUM_TRAINING_PROMPTS, repeats=2, seed=_TRAINING_SEED)
+        AgeKmSettings().fit(training_set(training)).save_pretrained(place / "age-km")
+        drawn = draw_runs(law, num_prompts=NUM_PROMPTS, repeats=max(20, config.num_seeds), seed=0)
+        write_runs(drawn, runs, {"drawn_from": law.name, "law_source": law.source})
+    return Source(
+        model_family=law.model_family,
+        benchmark=law.benchmark,
+        runs=runs,
+        kind="parametric",
+        checkpoints=(("age-km", place / "age-km"),),
+    )
+
+
+def real_sources(config: StudyConfig, data: Path, out_dir: Path) -> list[Source]:
+    """Return a source for each family and public collection, from the tables in ``data``."""
+    lengths = data / "reasoning_lengths" / "lengths.parquet"
+    if not lengths.is_file():
+        raise InvalidInput(
+            f"{lengths} does not exist: the real preset reads runs of "
+            f"{' and '.join(COLLECTIONS.values())}; give --data the folder that holds "
+            "reasoning_lengths, or import your own run log and use --runs"
+        )
+    folder = out_dir / "inputs"
+    return [
+        _imported(lengths, family, name, collection, config, folder)
+        for family, names in FAMILIES.items()
+        for collection, name in zip(COLLECTIONS, names, strict=True)
+    ]
+
+
+def _imported(
+    lengths: Path,
+    family: str,
+    name: str,
+    collection: str,
+    config: StudyConfig,
+    folder: Path,
+) -> Source:
+    place = folder / f"{family}-{collection}"
+    runs = place / "runs.parquet"
+    if not runs.exists():
+        imported, report = import_runs(
+            "parquet",
+            [lengths],
+            column_map={"request_key": "group_id"},
+            constants={"prompt_tokens": PROMPT_TOKENS, "max_new_tokens": CAP_TOKENS},
+            where={"source": collection, "model": name},
+        )
+        _crossfit_age_km(imported, place)
+        origin = {"collection": COLLECTIONS[collection], "model": name}
+        write_runs(imported, runs, origin | {"import": asdict(report)})
+    return source_of(runs, family, collection, config, (("age-km", place / "age-km"),))
+
+
+def source_of(
+    runs: Path,
+    family: str,
+    benchmark: str,
+    config: StudyConfig,
+    checkpoints: tuple[tuple[str, Path], ...] = (),
+) -> Source:
+    """Return a run log as a source; raises InvalidInput when an oracle is asked for and every
+    request ran once."""
+    log = list(read_runs(runs))
+    repeats = Counter(run.request_key for run in log)
+    if max(repeats.values()) < 2 and any(name.startswith("oracle") for name in config.signals):
+        raise InvalidInput(
+            f"every request of {runs} ran once: an oracle needs other runs of the same request; "
+            "collect with --repeats 2 or more, or drop the oracle from --signal"
+        )
+    is_sampled = any(run.temperature > 0 for run in log)
+    return Source(
+        model_family=family,
+        benchmark=benchmark,
+        runs=runs,
+        kind="sampled" if is_sampled else "temperature zero",
+        checkpoints=checkpoints,
+    )
+
+
+def own_source(runs: Path, config: StudyConfig, out_dir: Path) -> Source:
+    """Return a user's run log as a source, an age-km cross-fitted on it beside."""
+    log = list(read_runs(runs))
+    place = out_dir / "inputs" / runs.stem
+    if "age-km" in config.signals and not (place / "age-km").exists():
+        _crossfit_age_km(log, place)
+    models = sorted({run.model for run in log})
+    family = models[0] if len(models) == 1 else f"{len(models)} models"
+    return source_of(runs, family, runs.stem, config, (("age-km", place / "age-km"),))
+
+
+def _crossfit_age_km(runs: Sequence[DecodeRun], place: Path) -> None:
+    from training.crossfit import crossfit, save_crossfit
+
+    save_crossfit(crossfit(runs, "age-km", num_folds=NUM_FOLDS), place / "age-km", ())
