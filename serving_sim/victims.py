@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -13,6 +14,7 @@ from contracts.signals import RemainingGrid
 from serving_sim.requests import LiveRequest
 
 TPOT_WINDOW_STEPS = 32
+DRAW_PURPOSE = "policy-draw"  # keys the draws of randomised policies
 
 
 def youngest(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG001
@@ -53,22 +55,30 @@ class PolicyRule:
         self.signal = signal if policy.reads_signal else None
         self.num_fallbacks = 0
         self.recent_steps_s: deque[float] = deque(maxlen=TPOT_WINDOW_STEPS)
-        self._seed = seed
+        self.seed = seed
         self._prefill_s_per_token = prefill_s_per_token
 
     def __call__(self, running: list[LiveRequest], now_s: float) -> int:
         """Return the position of the victim in ``running``."""
-        scores = np.asarray(self.policy.score(self.views(running, now_s)), dtype=np.float64)
-        if scores.shape != (len(running),):
+        return self.victim_of(self.views(running, now_s))
+
+    def victim_of(self, views: RunningViews) -> int:
+        """Return the position of the victim among ``views``, which are in admission order."""
+        count = len(views.request_id)
+        scores = np.asarray(self.policy.score(views), dtype=np.float64)
+        if scores.shape != (count,):
             raise ConformanceError(
                 f"policy {self.policy.name!r} returned scores of shape {scores.shape} for "
-                f"{len(running)} requests: return one float a request"
+                f"{count} requests: return one float a request"
             )
+        # the last maximum is the youngest; argmax takes a NaN for the largest of all
+        youngest = count - 1 - int(scores[::-1].argmax())
+        if not math.isnan(scores[youngest]):
+            return youngest
+        self.num_fallbacks += 1
         scored = np.flatnonzero(~np.isnan(scores))
-        self.num_fallbacks += scored.size < len(running)
         if not scored.size:
-            return len(running) - 1
-        # running is in order of admission_seq: the last maximum is the youngest
+            return count - 1
         return int(scored[scored.size - 1 - int(np.argmax(scores[scored][::-1]))])
 
     def views(self, running: list[LiveRequest], now_s: float) -> RunningViews:
@@ -106,12 +116,15 @@ class PolicyRule:
 
     def _recent_tpot_s(self) -> float:
         """Mean seconds of the last TPOT_WINDOW_STEPS steps: a decode gets one token in each."""
-        return sum(self.recent_steps_s) / max(1, len(self.recent_steps_s))
+        total_s = 0.0
+        for step_s in self.recent_steps_s:
+            total_s += step_s  # sum() rounds otherwise since Python 3.12; the compiled loop cannot
+        return total_s / max(1, len(self.recent_steps_s))
 
     def _draw(self, request: LiveRequest) -> float:
         if request.draw is None:
             request.draw = keyed_uniform(
-                self._seed, "policy-draw", request.request_id, request.num_preemptions
+                self.seed, DRAW_PURPOSE, request.request_id, request.num_preemptions
             )
         return request.draw
 
