@@ -45,7 +45,7 @@ ENGINE = np.dtype(
         "computed_tokens", "recomputed_tokens",
         # state of the step being planned; missing_blocks is -1 when nobody asks for blocks
         "is_planning", "cursor", "budget_tokens", "asked_tokens", "missing_blocks",
-        "has_preempted", "victim_at", "num_fallbacks", "is_broken",
+        "has_preempted", "victim_at", "num_fallbacks", "is_broken", "work",
     )]
     + [(name, _FLOAT) for name in (
         "clock_s", "horizon_s", "fixed_s", "per_token_s", "per_context_token_s", "per_request_s",

@@ -481,15 +481,15 @@ def advance(
     ``running`` and ``waiting`` (n,) are scratch, as is ``num_asking`` (block_size,).
     """
     engine = engines[0]
-    work = 0
     while True:
         if not engine.is_planning:
             if engine.is_broken:
                 return BROKEN
             if not _goes_on(engine):
                 return DONE
-            work += 1 + engine.num_running
-            if work > PAUSE_WORK:
+            engine.work += 1 + engine.num_running
+            if engine.work > PAUSE_WORK:
+                engine.work = 0
                 return PAUSED
             _admit_arrivals(engine, requests, waiting)
             if engine.num_running == 0 and engine.num_waiting == 0:
@@ -503,6 +503,7 @@ def advance(
             engine.missing_blocks = engine.victim_at = -1
             engine.budget_tokens = engine.max_num_batched_tokens
         if not _schedule_running(engine, requests, running, waiting):
+            engine.work += engine.num_running
             return ASKS
         _schedule_waiting(engine, requests, running, waiting)
         _compute(engine, requests, running, recent_steps_s)

@@ -97,6 +97,8 @@ def _frozen(function: FunctionType, callers: tuple[FunctionType, ...]) -> _Froze
 def _names(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield the globals that ``function`` reads, with their values."""
     for step in dis.get_instructions(function):
+        if step.opname.startswith(("BUILD_", "IMPORT_", "STORE_GLOBAL")):
+            raise _NotExactError("it makes more than numbers")  # numba needs 10 s for a dict
         if step.opname.startswith("LOAD_GLOBAL"):
             name = str(step.argval)
             if name in function.__globals__:
