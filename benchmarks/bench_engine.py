@@ -206,8 +206,8 @@ def _child(*command: str | Path) -> tuple[float, list[str]]:
 
 def bench_curve(counts: list[int]) -> None:
     """Print seconds and memory against the number of requests."""
-    print(f"\n{'requests':>10}{'first cell s':>14}{'second s':>10}{'CPU s':>9}{'CPU us/request':>16}"
-          f"{'steps':>12}{'peak RSS MB':>13}")  # fmt: skip
+    print(f"\n{'requests':>10}{'first cell s':>14}{'second s':>10}{'CPU s':>9}"
+          f"{'CPU us/request':>16}{'steps':>12}{'peak RSS MB':>13}")  # fmt: skip
     for count in counts:
         workload = reasoning_workload(count)
         run = partial(simulate_fast, workload, CONFIG, PROFILE)

@@ -217,6 +217,8 @@ def _decide_and_advance(arrays: _Arrays, run: Run, rule: ChooseVictim) -> int:
         engine["rule"] = leaps.ASK
         arrays.show_to(rule, run)
         arrays.score = _compiled_score(rule.policy, run)
+        if arrays.score is not None and rule.policy.row is not None:
+            engine["draws"] = scalar.may_read(rule.policy.row, "draw")
     while True:
         try:
             status = arrays.advance()

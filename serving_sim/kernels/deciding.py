@@ -140,7 +140,8 @@ def compiled_loop(sources: int = SOURCES) -> Any:
             status: int = advance(engines, requests, running, waiting, recent_steps_s, num_asking)
             if status != ASKS:
                 return status
-            _draw_missing(engine, requests, running, key, ids, id_starts)
+            if engine.draws:
+                _draw_missing(engine, requests, running, key, ids, id_starts)
             engine.victim_at = _choose(
                 score, engine, requests, running, _recent_tpot_s(engine, recent_steps_s),
                 grid_offsets, grid_remaining, grid_upper,

@@ -37,15 +37,15 @@ ENGINE = np.dtype(
         "block_size", "max_num_seqs", "max_num_batched_tokens", "is_priority", "caches",
         "chunks_prefill", "long_prefill_token_threshold", "reserves_full_isl",
         "watermark_blocks", "max_idle_steps",
-        "rule", "grid_stride", "checks", "usable_blocks",
+        "rule", "grid_stride", "draws", "checks", "usable_blocks",
         # state of the run
         "num_running", "num_waiting", "num_awaited", "next_arrival", "num_admissions",
         "num_free", "num_blank", "oldest", "newest",
-        "num_steps", "num_timed_steps", "idle_steps", "num_preemptions",
-        "computed_tokens", "recomputed_tokens",
+        "num_steps", "num_timed_steps", "idle_steps", "num_preemptions", "num_fallbacks",
+        "computed_tokens", "recomputed_tokens", "is_broken", "work", "has_run_out",
         # state of the step being planned; missing_blocks is -1 when nobody asks for blocks
         "is_planning", "cursor", "budget_tokens", "asked_tokens", "missing_blocks",
-        "has_preempted", "victim_at", "num_fallbacks", "is_broken", "work",
+        "has_preempted", "victim_at",
     )]
     + [(name, _FLOAT) for name in (
         "clock_s", "horizon_s", "fixed_s", "per_token_s", "per_context_token_s", "per_request_s",

@@ -399,7 +399,8 @@ def _leap(
     """
     count = engine.num_running
     budget_left = engine.max_num_batched_tokens - count
-    if count == 0 or budget_left < 0:
+    if count == 0 or budget_left < 0 or engine.has_run_out:
+        engine.has_run_out = 0
         return False
     if _next_admission(engine, requests, waiting, budget_left) > 0:
         return False
@@ -428,6 +429,8 @@ def _leap(
         _decode(engine, requests, running, steps)
     if steps == until_end:
         _retire_finished(engine, requests, running)
+    elif steps == most > 0:
+        engine.has_run_out = 1  # of blocks: the next step must be planned, don't look at all again
     return steps > 0
 
 

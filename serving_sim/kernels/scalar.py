@@ -55,6 +55,21 @@ def compile_policy(score: RowPolicy, *, keep: bool = False) -> Any:
     return _compile(frozen, keep)
 
 
+def may_read(score: RowPolicy, field: str) -> bool:
+    """Say whether a policy that compiles may look at ``field`` of its view; never wrongly False."""
+    functions = [score] if isinstance(score, FunctionType) else []
+    while functions:
+        function = functions.pop()
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        used = [*(value for _, value in _names(function)), *cells]
+        functions += [value for value in used if isinstance(value, FunctionType)]
+        steps = [step.opname + step.argrepr for step in dis.get_instructions(function)]
+        by_position = any("SUBSCR" in step or "UNPACK" in step or "[" in step for step in steps)
+        if by_position or field in function.__code__.co_names:
+            return True
+    return False
+
+
 class _Frozen(NamedTuple):
     """A function and the values of all names that it reads: what is compiled stays true of it."""
 

@@ -158,6 +158,22 @@ def test_every_built_in_is_compiled_and_keeps_the_rules(name: str) -> None:
     assert assert_same_scores(row, 2) == 300
 
 
+@pytest.mark.parametrize(
+    ("function", "reads"),
+    [
+        (lambda view: view.draw * 2, True),
+        (lambda view: view.kv_blocks, False),
+        (lambda view: view[18], True),
+        (_with_helper, True),
+        (_with_branches, False),
+        (get_policy("young(0.3)").row, True),
+        (lambda view: _with_helper(view) + 1, True),
+    ],
+)
+def test_a_draw_is_hashed_only_for_who_may_read_it(function: Any, reads: bool) -> None:
+    assert scalar.may_read(function, "draw") == reads
+
+
 def _unset(view: RunningView) -> float:
     if view.draw > 2:
         score = 1.0
