@@ -223,6 +223,8 @@ def _decide_and_advance(arrays: _Arrays, run: Run, rule: ChooseVictim) -> int:
         try:
             status = arrays.advance()
         except Exception:
+            if arrays.score is None:
+                raise
             # the compiled policy raised; Python shall decide, or raise the same in its own words
             status = leaps.ASKS
         if status == leaps.ASKS:
