@@ -39,7 +39,8 @@ tests: setup
 	@$(BIN)/python -m pytest --durations=5
 
 bench: setup  ## run the benchmarks (minutes; never part of the tests)
-	@for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
+	@export PREEMPTBENCH_VLLM_ENV=$(abspath $(VLLM_ENV)) PREEMPTBENCH_TOOLS=$(TOOLS); \
+	for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
 
 VLLM_ENV ?= out/vllm-env
 TOOLS    ?= ../shared/tools

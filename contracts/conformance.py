@@ -32,8 +32,9 @@ def check_policy(policy: Policy) -> None:
     """Hold ``policy`` to its contract on random running sets, with and without a signal.
 
     Rules: one finite float a request when a signal is there; the same answer for the same input
-    (pure); the answer for a request does not depend on the order of the rows; a policy that says
-    it reads no signal or no deadline does not change when they do.
+    (pure); the answer for a request does not depend on the order of the rows; ``row`` scores as
+    ``score`` does; a policy that says it reads no signal or no deadline does not change when they
+    do.
     """
     for index in range(_NUM_SETS):
         rng = keyed_generator(index, "conformance-views")
@@ -50,6 +51,7 @@ def check_policy(policy: Policy) -> None:
                 "pure function; use view.draw for randomness"
             )
         _check_rows_alone(policy, views, scores)
+        _check_scalar_form(policy, views, scores)
         _check_blindness(policy, views, scores, rng)
 
 
@@ -65,7 +67,7 @@ def _scores(policy: Policy, views: RunningViews) -> np.ndarray:
 
 
 def _check_rows_alone(policy: Policy, views: RunningViews, scores: np.ndarray) -> None:
-    """The scalar form and the array form agree: a row scored alone scores the same."""
+    """A row scored alone scores the same."""
     for row, expected in enumerate(scores):
         alone = _scores(policy, take_rows(views, np.array([row])))[0]
         if alone != expected:
@@ -73,6 +75,18 @@ def _check_rows_alone(policy: Policy, views: RunningViews, scores: np.ndarray) -
                 f"policy {policy.name!r} scores row {row} {expected} among others and {alone} "
                 "alone: a score may depend on its own row only (num_running and "
                 "rank_from_youngest are in it)"
+            )
+
+
+def _check_scalar_form(policy: Policy, views: RunningViews, scores: np.ndarray) -> None:
+    if policy.row is None:
+        return
+    for row, expected in enumerate(scores):
+        own = float(policy.row(views.row(row)))
+        if own != expected:
+            raise ConformanceError(
+                f"policy {policy.name!r} scores row {row} {expected} by score and {own} by row: "
+                "the two are one rule in two forms; change both, or give row=None"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +83,16 @@ class Policy:
 
     ``reads_signal`` and ``reads_deadline`` say which optional fields the rule looks at: the first
     decides whether the matrix crosses it with signals, the second whether its records may be
-    rescored at another deadline. The conformance suite holds a policy to both.
+    rescored at another deadline. ``row``, where there is one, is the same rule for one request: the
+    jump engine compiles it when it can, so change both or neither. The conformance suite holds a
+    policy to all three.
     """
 
     name: str
     score: ArrayPolicy
     reads_signal: bool = False
     reads_deadline: bool = False
+    row: RowPolicy | None = None
 
 
 def from_rows(
@@ -98,10 +101,10 @@ def from_rows(
     """Return the policy of a function that scores one RunningView at a time."""
 
     def score_rows(views: RunningViews) -> FloatArray:
-        count = len(views.request_id)
-        return np.fromiter((score(views.row(i)) for i in range(count)), np.float64, count)
+        rows = map(RunningView, *(column.tolist() for column in views))
+        return np.fromiter(map(score, rows), np.float64, len(views.request_id))
 
-    return Policy(name, score_rows, reads_signal=reads_signal, reads_deadline=reads_deadline)
+    return Policy(name, score_rows, reads_signal, reads_deadline, row=score)
 
 
 def views_from_rows(rows: list[RunningView]) -> RunningViews:
@@ -114,6 +117,5 @@ def views_from_rows(rows: list[RunningView]) -> RunningViews:
 
 
 _FIELD_KINDS = tuple(
-    np.int64 if RunningView.__annotations__[name] == "int" else np.float64
-    for name in RunningView._fields
+    np.int64 if kind is int else np.float64 for kind in get_type_hints(RunningView).values()
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import islice
 
 from contracts.errors import LawViolation
@@ -30,11 +31,15 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self._blank_first, self._checks = blank_first, checks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._num_made = num_blocks
         self._users: dict[int, list[int]] = {}
         self._content: dict[int, Content] = {}
         self._holders: dict[Content, list[int]] = {}  # first published first
+
+    @cached_property
+    def _free(self) -> OrderedDict[int, None]:
+        """Free blocks in the order in which they are taken; the jump engine never asks for it."""
+        return OrderedDict.fromkeys(range(1, self._num_made + 1))
 
     def take(self, request: int, count: int) -> list[int]:
         """Give ``count`` blocks to ``request``; the caller made sure that they are free."""

@@ -1,8 +1,9 @@
 """The jump engine: what the step engine (serving_sim/engine.py) computes, hundreds of times faster.
 
-The compiled loop (serving_sim/kernels/leaps.py) leaps over steps in which the batch cannot change
-and hands a decision back to Python only when a policy has to name a victim. Results are equal to
-the step engine's, times included, bit for bit: tests/differential holds it to that.
+The compiled loop (serving_sim/kernels/leaps.py) leaps over steps in which the batch cannot change.
+A policy's scalar form is compiled into it when kernels/scalar.py finds that safe; any other policy
+is asked in Python, one call a decision. Results are equal to the step engine's, times included, bit
+for bit: tests/differential holds it to that.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from typing import Protocol
 
 import numpy as np
 
-from contracts.errors import NoProgressError
-from contracts.policy import FloatArray, IntArray, Policy, RunningViews
+from contracts.errors import LawViolation, NoProgressError
+from contracts.policy import Policy, RunningViews
 from contracts.signals import RemainingGrid
+from serving_sim import policies
 from serving_sim.config import EngineConfig
 from serving_sim.engine import Run, SimResult, simulate, victim_rule
 from serving_sim.faults import FaultPlan
-from serving_sim.kernels import layout, leaps
+from serving_sim.kernels import deciding, draws, layout, leaps, scalar
 from serving_sim.kernels.alone import alone_seconds
 from serving_sim.policies import lifo
 from serving_sim.profile import AffineProfile, StepProfile
-from serving_sim.requests import LiveRequest
-from serving_sim.victims import PolicyRule, least_urgent
+from serving_sim.scheduler import ChooseVictim
+from serving_sim.victims import DRAW_PURPOSE, PolicyRule, least_urgent
 from traces.workload import Workload
 
 _LOG = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class Simulate(Protocol):
         signal: RemainingGrid | None = None,
         seed: int = 0,
         faults: FaultPlan | None = None,
+        checks: bool = True,
     ) -> SimResult: ...
 
 
@@ -57,20 +60,26 @@ def simulate_fast(
     signal: RemainingGrid | None = None,
     seed: int = 0,
     faults: FaultPlan | None = None,
+    checks: bool = True,
 ) -> SimResult:
     """Return what :func:`serving_sim.engine.simulate` returns, and raise what it raises.
+
+    ``checks`` asserts the laws that need no block identities: free + used = total and a clock that
+    never falls, step by step or leap by leap; accepted = ended + unfinished, at the end.
 
     Where :func:`unsupported` gives a reason, the step engine does run; a log line says so.
     """
     reason = unsupported(workload, config, profile, policy, signal, faults)
     if reason is None:
         assert isinstance(profile, AffineProfile)
-        result = _jump(workload, config, profile, policy, signal, seed)
+        result = _jump(workload, config, profile, policy, signal, seed, checks)
         if result is not None:
             return result
         reason = "a step's seconds overflow"
     _say(reason)
-    return simulate(workload, config, profile, policy, signal=signal, seed=seed, faults=faults)
+    return simulate(
+        workload, config, profile, policy, signal=signal, seed=seed, faults=faults, checks=checks
+    )
 
 
 ENGINES: Mapping[str, Simulate] = {"jump": simulate_fast, "step": simulate}
@@ -122,76 +131,57 @@ def _say(reason: str) -> None:
 
 
 class _Arrays:
-    """What the compiled loop works on: one row a request, the engine's state, and scratch."""
+    """What the compiled loop works on: one row a request, the engine's state, and scratch.
 
-    def __init__(self, run: Run, profile: AffineProfile, signal: RemainingGrid | None) -> None:
+    ``score`` is the compiled policy; None leaves the decisions to the engine's own rule, or to who
+    called :meth:`advance` and gets ASKS.
+    """
+
+    def __init__(self, run: Run, profile: AffineProfile, checks: bool) -> None:
         count = len(run.requests)
         self.requests = _request_rows(run)
-        self.engine = _engine_state(run, profile)
+        self.engine = _engine_state(run, profile, checks)
         self.running = np.zeros(count, np.int64)
         self.waiting = np.zeros(count, np.int64)
-        self.recent_steps_s = np.zeros(leaps.NUM_RECENT_STEPS)
-        self.int_views = np.zeros((len(layout.INT_VIEWS), count), np.int64)
-        self.float_views = np.zeros((len(layout.FLOAT_VIEWS), count))
+        self.score: object = None
+        seats = min(count, run.config.max_num_seqs)
+        self._int_views = np.zeros((len(layout.INT_VIEWS), seats), np.int64)
+        self._float_views = np.zeros((len(layout.FLOAT_VIEWS), seats))
+        recent_steps_s = np.zeros(leaps.NUM_RECENT_STEPS)
+        self._decision = (self.engine, self.requests, self.running, recent_steps_s)
+        num_asking = np.zeros(run.config.block_size, np.int64)
+        self._loop = (*self._decision[:3], self.waiting, recent_steps_s, num_asking)
+
+    def show_to(self, rule: PolicyRule, run: Run) -> None:
+        """Let the decisions see the rule's signal and draws, and the deadlines if it reads them."""
         grid = [np.zeros(0, np.int64), np.zeros(0), np.zeros(0)]
-        if signal is not None:
-            self.engine["grid_stride"] = signal.stride
-            grid = [signal.offsets, signal.remaining, signal.upper]
+        if rule.signal is not None:
+            self.engine["grid_stride"] = rule.signal.stride
+            grid = [rule.signal.offsets, rule.signal.remaining, rule.signal.upper]
+        if not rule.policy.reads_deadline:
+            self.requests["deadline_s"] = np.nan
+        ids = [request_id.encode() for request_id in run.workload.request_ids]
+        starts = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum([len(own) for own in ids], out=starts[1:])
+        all_ids = np.frombuffer(b"".join(ids), np.uint8)
         kinds = (np.int64, np.float64, np.float64)
-        self._all = (
-            self.engine,
-            self.requests,
-            self.running,
-            self.waiting,
-            self.recent_steps_s,
-            np.zeros(run.config.block_size, np.int64),
+        self._context = (
             *(np.require(a, kind, ["C", "W"]) for a, kind in zip(grid, kinds, strict=True)),
-            self.int_views,
-            self.float_views,
+            *(draws.key_prefix(rule.seed, DRAW_PURPOSE), all_ids, starts),
         )
 
     def advance(self) -> int:
         """Run on; see :func:`serving_sim.kernels.leaps.advance`."""
-        return int(leaps.advance(*self._all))
+        if self.score is None:
+            return int(leaps.advance(*self._loop))
+        return int(deciding.compiled_loop()(self.score, *self._loop, *self._context))
 
-
-class _ShownRule(PolicyRule):
-    """A PolicyRule whose views the compiled loop has written already."""
-
-    arrays: _Arrays
-
-    def views(self, running: list[LiveRequest], now_s: float) -> RunningViews:  # noqa: ARG002
+    def views(self) -> RunningViews:
         """Return what PolicyRule.views would."""
-        arrays, count = self.arrays, len(running)
-        ints = list(arrays.int_views[:, :count].copy())
-        floats = list(arrays.float_views[:, :count].copy())
-        if arrays.engine["num_missing_draws"][0]:
-            self._draw_missing(running, floats[_DRAW], ints[_PREEMPTIONS])
-        self.recent_steps_s.clear()
-        self.recent_steps_s.extend(_recent(arrays))
-        floats[_TPOT].fill(self._recent_tpot_s())
+        deciding.show(*self._decision, *self._context, self._int_views, self._float_views)
+        count = self.engine["num_running"][0]
+        ints, floats = self._int_views[:, :count].copy(), self._float_views[:, :count].copy()
         return RunningViews(*ints[:2], *floats[:2], *ints[2:], *floats[2:])
-
-    def _draw_missing(
-        self, running: list[LiveRequest], draws: FloatArray, num_preemptions: IntArray
-    ) -> None:
-        for at in np.flatnonzero(np.isnan(draws)).tolist():
-            request = running[at]
-            request.draw, request.num_preemptions = None, int(num_preemptions[at])
-            draws[at] = self.arrays.requests["draw"][request.index] = self._draw(request)
-
-
-_TPOT = layout.FLOAT_VIEWS.index("recent_tpot_s")
-_DRAW = layout.FLOAT_VIEWS.index("draw")
-_PREEMPTIONS = layout.INT_VIEWS.index("num_preemptions")
-
-
-def _recent(arrays: _Arrays) -> list[float]:
-    """Return the seconds of the last steps, oldest first."""
-    num_timed = int(arrays.engine["num_timed_steps"][0])
-    seconds: list[float] = arrays.recent_steps_s.tolist()
-    at = num_timed % leaps.NUM_RECENT_STEPS
-    return seconds[at:] + seconds[:at] if num_timed >= leaps.NUM_RECENT_STEPS else seconds[:at]
 
 
 def _jump(
@@ -201,27 +191,17 @@ def _jump(
     policy: Policy | None,
     signal: RemainingGrid | None,
     seed: int,
+    checks: bool,
 ) -> SimResult | None:
     """Run; None when the clock left the floats, which the step engine explains."""
     rule = victim_rule(config, profile, policy, signal, seed)
-    if policy is not None and policy.score is not lifo:
-        rule = _ShownRule(policy, signal, seed, profile.prefill_s_per_token)
     run = Run(workload, config, profile, rule, checks=False)
-    reads_deadline = policy is not None and policy.reads_deadline
-    arrays = _Arrays(run, profile, rule.signal if isinstance(rule, _ShownRule) else None)
-    if isinstance(rule, _ShownRule):
-        arrays.engine["rule"] = leaps.ASK
-        rule.arrays = arrays
-        if not reads_deadline:
-            arrays.requests["deadline_s"] = np.nan
-        status = _run_asking(arrays, run, rule)
-    else:
-        arrays.engine["rule"] = (
-            leaps.NATIVE_LEAST_URGENT if rule is least_urgent else leaps.NATIVE_YOUNGEST
-        )
-        status = arrays.advance()
+    arrays = _Arrays(run, profile, checks)
+    status = _decide_and_advance(arrays, run, rule)
     if not math.isfinite(arrays.engine["clock_s"][0]):
         return None
+    if checks:
+        _check_laws(arrays, is_broken=status == leaps.BROKEN)
     _fill(run, arrays)
     if status == leaps.STUCK:
         _fill_scheduler(run, arrays)
@@ -232,17 +212,88 @@ def _jump(
         config.max_num_batched_tokens,
         (profile.fixed_s, profile.per_token_s, profile.per_context_token_s, profile.per_request_s),
     )
+    reads_deadline = policy is not None and policy.reads_deadline
     return run.result(deadline_seen=reads_deadline, alone_s=alone_s)
 
 
-def _run_asking(arrays: _Arrays, run: Run, rule: PolicyRule) -> int:
-    """Let the compiled loop run, and the rule name the victims."""
+def _decide_and_advance(arrays: _Arrays, run: Run, rule: ChooseVictim) -> int:
+    """Let the compiled loop run to its end, asking the rule for victims where it must."""
     engine = arrays.engine
-    requests = np.array(run.requests, dtype=object)
-    while (status := arrays.advance()) == leaps.ASKS:
-        running = requests[arrays.running[: engine["num_running"][0]]].tolist()
-        engine["victim_at"] = rule(running, float(engine["clock_s"][0]))
+    if not isinstance(rule, PolicyRule) or rule.policy.score is lifo:
+        least = rule is least_urgent
+        engine["rule"] = leaps.NATIVE_LEAST_URGENT if least else leaps.NATIVE_YOUNGEST
+    else:
+        engine["rule"] = leaps.ASK
+        arrays.show_to(rule, run)
+        arrays.score = _compiled_score(rule.policy, run)
+        if arrays.score is not None and rule.policy.row is not None:
+            engine["draws"] = scalar.may_read(rule.policy.row, "draw")
+    while True:
+        try:
+            status = arrays.advance()
+        except Exception:
+            if arrays.score is None:
+                raise
+            # the compiled policy raised; Python shall decide, or raise the same in its own words
+            status = leaps.ASKS
+        if status == leaps.ASKS:
+            assert isinstance(rule, PolicyRule)
+            engine["victim_at"] = rule.victim_of(arrays.views())
+        elif status != leaps.PAUSED:
+            break
+        elif engine["num_admissions"][0] >= _MOST // 2:
+            arrays.score = None
+    if isinstance(rule, PolicyRule):
+        rule.num_fallbacks += int(engine["num_fallbacks"][0])
     return status
+
+
+_MOST = 2**scalar.FIELD_BITS
+
+
+def _compiled_score(policy: Policy, run: Run) -> object:
+    """Return the compiled policy, or None when it must be asked in Python."""
+    workload = run.workload
+    columns = (workload.prompt_tokens, workload.max_tokens, np.abs(workload.priority))
+    largest = max(len(workload), run.config.num_blocks, *(int(c.max()) for c in columns))
+    if policy.row is None:
+        reason = "it is an array function"
+    elif 2 * largest >= _MOST:
+        reason = f"a length, a priority or a count reaches {_MOST // 2}"
+    else:
+        is_ours = policy.row.__module__ == policies.__name__
+        made = scalar.compile_policy(policy.row, keep=is_ours)
+        if not isinstance(made, str):
+            return made
+        reason = made
+    _LOG.info("policy %r is asked in Python: %s", policy.name, reason)
+    return None
+
+
+def _check_laws(arrays: _Arrays, *, is_broken: bool) -> None:
+    """Raise LawViolation when the end of a run cannot be true."""
+    engine, rows = arrays.engine[0], arrays.requests
+    held, soft = int(rows["num_blocks"].sum()), int(rows["soft_blocks"].sum())
+    is_accepted = (rows["status"] == leaps.ACCEPTED) | (rows["status"] == leaps.FINISHED)
+    num_finished = int((rows["status"] == leaps.FINISHED).sum())
+    sums = {
+        "KV blocks: free + used = total": (engine["num_free"] + held, engine["usable_blocks"]),
+        "KV blocks: blank + findable = free": (engine["num_blank"] + soft, engine["num_free"]),
+        "accepted = ended + running + waiting": (
+            is_accepted.sum(), num_finished + engine["num_running"] + engine["num_waiting"],
+        ),
+        "preemptions: of all = of each": (
+            engine["num_preemptions"], rows["num_preemptions"].sum()
+        ),
+        "the clock never falls, and every step's blocks add up: breaches": (int(is_broken), 0),
+    }  # fmt: skip
+    for law, (left, right) in sums.items():
+        if left != right:
+            raise LawViolation(
+                f"{law}, but here {left} is not {right} after step {engine['num_steps']} at "
+                f"{engine['clock_s']:.6f} s: a bug in the jump engine, please report it; the step "
+                "engine (--simulator step) computes the same without it"
+            )
 
 
 def _request_rows(run: Run) -> np.ndarray:
@@ -267,7 +318,7 @@ def _request_rows(run: Run) -> np.ndarray:
 _UNKNOWN_TIMES = ("first_scheduled_s", "first_token_s", "evicted_at_s", "end_s", "draw")
 
 
-def _engine_state(run: Run, profile: AffineProfile) -> np.ndarray:
+def _engine_state(run: Run, profile: AffineProfile, checks: bool) -> np.ndarray:
     config = run.config
     settings = {
         "block_size": config.block_size,
@@ -280,6 +331,8 @@ def _engine_state(run: Run, profile: AffineProfile) -> np.ndarray:
         "reserves_full_isl": config.reserve_full_isl,
         "watermark_blocks": config.watermark_blocks,
         "max_idle_steps": config.max_idle_steps,
+        "checks": checks,
+        "usable_blocks": config.usable_blocks,
         "num_awaited": run.num_awaited,
         "num_free": config.usable_blocks,
         "num_blank": config.usable_blocks,

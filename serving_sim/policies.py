@@ -1,7 +1,9 @@
 """Victim policies: each a score over the running set; the highest goes, ties to the youngest.
 
-To add one: write a function of RunningViews, :func:`register` it, done. A user's own function of
-one RunningView is read from the command line with :func:`load_policy`.
+To add one: write a function that scores a RunningView and, as it stands, RunningViews too (so it
+has neither branches nor ``min``), :func:`register` it, done. The first form is compiled into the
+jump engine, the second called by the step engine. A user's own function of one RunningView is read
+from the command line with :func:`load_policy`.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from contracts.errors import InvalidInput, unknown_name
-from contracts.policy import ArrayPolicy, FloatArray, Policy, RunningViews, from_rows
+from contracts.policy import Policy, from_rows
 
 _MAJOR = float(2**32)  # weight of the first of two keys; both stay exact in a float64
+EitherView = Any  # a RunningView, or RunningViews
+EitherScore = Any  # a float, or one for each request
+EitherPolicy = Callable[[EitherView], EitherScore]
 _POLICIES: dict[str, Policy] = {}
 _FAMILIES: dict[str, Callable[[float], Policy]] = {}
 
@@ -84,72 +88,72 @@ def load_policy(spec: str) -> Policy:
     )
 
 
-def _policy(name: str, *, reads_signal: bool = False) -> Callable[[ArrayPolicy], ArrayPolicy]:
-    def add(score: ArrayPolicy) -> ArrayPolicy:
-        register(Policy(name, score, reads_signal=reads_signal))
+def _policy(name: str, *, reads_signal: bool = False) -> Callable[[EitherPolicy], EitherPolicy]:
+    def add(score: EitherPolicy) -> EitherPolicy:
+        register(Policy(name, score, reads_signal=reads_signal, row=score))
         return score
 
     return add
 
 
 @_policy("lifo")
-def lifo(views: RunningViews) -> FloatArray:
+def lifo(view: EitherView) -> EitherScore:
     """The last admitted: vLLM's FCFS rule, and the baseline of every comparison."""
-    return views.admission_seq.astype(np.float64)
+    return 1.0 * view.admission_seq
 
 
 @_policy("fifo")
-def fifo(views: RunningViews) -> FloatArray:
+def fifo(view: EitherView) -> EitherScore:
     """The first admitted."""
-    return -views.admission_seq.astype(np.float64)
+    return -1.0 * view.admission_seq
 
 
 @_policy("random")
-def random(views: RunningViews) -> FloatArray:
+def random(view: EitherView) -> EitherScore:
     """Anyone; a request keeps its draw until it is preempted."""
-    return views.draw
+    return view.draw
 
 
 @_policy("largest-kv")
-def largest_kv(views: RunningViews) -> FloatArray:
+def largest_kv(view: EitherView) -> EitherScore:
     """The one that frees most blocks."""
-    return views.kv_blocks.astype(np.float64)
+    return 1.0 * view.kv_blocks
 
 
 @_policy("least-computed")
-def least_computed(views: RunningViews) -> FloatArray:
+def least_computed(view: EitherView) -> EitherScore:
     """The one with the least sunk work (vLLM RFC #54644, LCF)."""
-    return -views.computed_tokens.astype(np.float64)
+    return -1.0 * view.computed_tokens
 
 
 @_policy("most-computed")
-def most_computed(views: RunningViews) -> FloatArray:
+def most_computed(view: EitherView) -> EitherScore:
     """The one with the most sunk work: what not to do."""
-    return views.computed_tokens.astype(np.float64)
+    return 1.0 * view.computed_tokens
 
 
 @_policy("sglang-retract")
-def sglang_retract(views: RunningViews) -> FloatArray:
+def sglang_retract(view: EitherView) -> EitherScore:
     """Fewest tokens generated, the longest prompt among equals (SGLang's retraction order)."""
-    return views.prompt_tokens - _MAJOR * views.generated_tokens
+    return view.prompt_tokens - _MAJOR * view.generated_tokens
 
 
 @_policy("priority")
-def priority(views: RunningViews) -> FloatArray:
+def priority(view: EitherView) -> EitherScore:
     """The largest priority value, the later arrival among equals (vLLM's PRIORITY rule)."""
-    return views.request_id + _MAJOR * views.priority
+    return view.request_id + _MAJOR * view.priority
 
 
 @_policy("longest-remaining", reads_signal=True)
-def longest_remaining(views: RunningViews) -> FloatArray:
+def longest_remaining(view: EitherView) -> EitherScore:
     """The one with most tokens still to come."""
-    return views.remaining
+    return view.remaining
 
 
 @_policy("shortest-remaining", reads_signal=True)
-def shortest_remaining(views: RunningViews) -> FloatArray:
+def shortest_remaining(view: EitherView) -> EitherScore:
     """The one with fewest tokens still to come."""
-    return -views.remaining
+    return -view.remaining
 
 
 def young(depth: float) -> Policy:
@@ -160,11 +164,12 @@ def young(depth: float) -> Policy:
     if not 0.0 < depth <= 1.0:
         raise InvalidInput(f"young({depth:g}): the depth is a share of the running set in (0, 1]")
 
-    def score(views: RunningViews) -> FloatArray:
-        is_young = views.rank_from_youngest < np.maximum(1.0, np.ceil(depth * views.num_running))
-        return np.where(is_young, views.draw, -1.0)
+    def score(view: EitherView) -> EitherScore:
+        rank = view.rank_from_youngest
+        is_old = (rank > 0) & (rank >= depth * view.num_running)
+        return view.draw - 2.0 * is_old  # no draw reaches 1, so any young one beats all old ones
 
-    return Policy(f"young({depth:g})", score)
+    return Policy(f"young({depth:g})", score, row=score)
 
 
 _FAMILIES["young"] = young

@@ -16,6 +16,7 @@ from serving_sim.requests import LiveRequest
 
 TPOT_WINDOW_STEPS = 32
 GARBAGE: dict[Answer, float] = {"nan": math.nan, "inf": math.inf, "negative": -1.0}
+DRAW_PURPOSE = "policy-draw"  # keys the draws of randomised policies
 
 
 def youngest(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG001
@@ -59,7 +60,7 @@ class PolicyRule:
         self.outages: tuple[SignalOutage, ...] = ()
         self.num_fallbacks = 0
         self.recent_steps_s: deque[float] = deque(maxlen=TPOT_WINDOW_STEPS)
-        self._seed = seed
+        self.seed = seed
         self._prefill_s_per_token = prefill_s_per_token
 
     def __call__(self, running: list[LiveRequest], now_s: float) -> int:
@@ -68,17 +69,25 @@ class PolicyRule:
         if self.outages and self.signal is not None and not _is_sound(views.remaining):
             self.num_fallbacks += 1
             return len(running) - 1
+        return self.victim_of(views)
+
+    def victim_of(self, views: RunningViews) -> int:
+        """Return the position of the victim among ``views``, which are in admission order."""
+        count = len(views.request_id)
         scores = np.asarray(self.policy.score(views), dtype=np.float64)
-        if scores.shape != (len(running),):
+        if scores.shape != (count,):
             raise ConformanceError(
                 f"policy {self.policy.name!r} returned scores of shape {scores.shape} for "
-                f"{len(running)} requests: return one float a request"
+                f"{count} requests: return one float a request"
             )
+        # the last maximum is the youngest; argmax takes a NaN for the largest of all
+        youngest = count - 1 - int(scores[::-1].argmax())
+        if not math.isnan(scores[youngest]):
+            return youngest
+        self.num_fallbacks += 1
         scored = np.flatnonzero(~np.isnan(scores))
-        self.num_fallbacks += scored.size < len(running)
         if not scored.size:
-            return len(running) - 1
-        # running is in order of admission_seq: the last maximum is the youngest
+            return count - 1
         return int(scored[scored.size - 1 - int(np.argmax(scores[scored][::-1]))])
 
     def views(self, running: list[LiveRequest], now_s: float) -> RunningViews:
@@ -123,12 +132,15 @@ class PolicyRule:
 
     def _recent_tpot_s(self) -> float:
         """Mean seconds of the last TPOT_WINDOW_STEPS steps: a decode gets one token in each."""
-        return sum(self.recent_steps_s) / max(1, len(self.recent_steps_s))
+        total_s = 0.0
+        for step_s in self.recent_steps_s:
+            total_s += step_s  # sum() rounds otherwise since Python 3.12; the compiled loop cannot
+        return total_s / max(1, len(self.recent_steps_s))
 
     def _draw(self, request: LiveRequest) -> float:
         if request.draw is None:
             request.draw = keyed_uniform(
-                self._seed, "policy-draw", request.request_id, request.num_preemptions
+                self.seed, DRAW_PURPOSE, request.request_id, request.num_preemptions
             )
         return request.draw
 

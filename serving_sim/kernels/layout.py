@@ -14,16 +14,20 @@ REQUEST = np.dtype(
         # what every step touches, side by side; output_tokens is given, cut at max_model_len
         "output_tokens", "known_tokens", "generated_tokens", "computed_tokens",
         "peak_computed_tokens", "num_blocks", "scheduled_tokens",
+        # what else a policy may see, in the next cache line
+        "prompt_tokens", "max_tokens", "priority", "admission_seq", "num_preemptions",
+    )]
+    + [(name, _FLOAT) for name in ("arrival_s", "deadline_s", "draw")]
+    + [(name, _INT) for name in (
         # given; rank is the place in PRIORITY order
-        "prompt_tokens", "max_tokens", "priority", "rank", "is_refused", "is_awaited",
+        "rank", "is_refused", "is_awaited",
         # free blocks that still hold its prefix, and the requests whose soft blocks are taken
         # before and after them
         "soft_blocks", "before", "after",
-        "status", "admission_seq", "num_preemptions", "recomputed_tokens", "cache_hit_tokens",
+        "status", "recomputed_tokens", "cache_hit_tokens",
     )]
     + [(name, _FLOAT) for name in (
-        "arrival_s", "deadline_s", "first_scheduled_s", "first_token_s", "evicted_at_s",
-        "preempted_s", "end_s", "draw",
+        "first_scheduled_s", "first_token_s", "evicted_at_s", "preempted_s", "end_s",
     )]
 )  # fmt: skip
 
@@ -33,15 +37,15 @@ ENGINE = np.dtype(
         "block_size", "max_num_seqs", "max_num_batched_tokens", "is_priority", "caches",
         "chunks_prefill", "long_prefill_token_threshold", "reserves_full_isl",
         "watermark_blocks", "max_idle_steps",
-        "rule", "grid_stride",
+        "rule", "grid_stride", "draws", "checks", "usable_blocks",
         # state of the run
         "num_running", "num_waiting", "num_awaited", "next_arrival", "num_admissions",
         "num_free", "num_blank", "oldest", "newest",
-        "num_steps", "num_timed_steps", "idle_steps", "num_preemptions",
-        "computed_tokens", "recomputed_tokens",
+        "num_steps", "num_timed_steps", "idle_steps", "num_preemptions", "num_fallbacks",
+        "computed_tokens", "recomputed_tokens", "is_broken", "work", "has_run_out",
         # state of the step being planned; missing_blocks is -1 when nobody asks for blocks
         "is_planning", "cursor", "budget_tokens", "asked_tokens", "missing_blocks",
-        "has_preempted", "victim_at", "num_missing_draws",
+        "has_preempted", "victim_at",
     )]
     + [(name, _FLOAT) for name in (
         "clock_s", "horizon_s", "fixed_s", "per_token_s", "per_context_token_s", "per_request_s",

@@ -8,8 +8,8 @@ Those are summed one by one in the step engine's order, so every time is equal b
 Soft KV needs no block identities, because a request frees its blocks last first: what survives of
 them is a prefix, and the queue of soft blocks is a linked list of (request, blocks left).
 
-All functions that call each other live in this one file: numba's cache looks at a function's own
-file only, so a change of a helper elsewhere would go unnoticed.
+Functions that call each other live in one file: numba's cache looks at a function's own file only,
+so a change of a helper elsewhere would go unnoticed (kernels/deciding.py says how it crosses).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import numpy as np
 
 from contracts.policy import FloatArray, IntArray
 
-DONE, ASKS, STUCK = 0, 1, 2  # what :func:`advance` returns
+DONE, ASKS, STUCK, PAUSED, BROKEN = 0, 1, 2, 3, 4  # what :func:`advance` returns
 NOT_ARRIVED, ACCEPTED, REFUSED, FINISHED = 0, 1, 2, 3  # status of a request
 NATIVE_YOUNGEST, NATIVE_LEAST_URGENT, ASK = 0, 1, 2  # rule of an engine
 NOBODY = -1
 NUM_RECENT_STEPS = 32  # victims.TPOT_WINDOW_STEPS
 ARRIVAL_SLACK_S = 1e-12  # engine.ARRIVAL_SLACK_S
+PAUSE_WORK = 2_000_000  # requests looked at before Python may handle a Ctrl-C: below 0.1 s
 
 _compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -286,16 +287,26 @@ def _pass_time(
         + engine.per_request_s * count
     )
     engine.clock_s += step_s
+    if engine.checks and step_s < 0.0:
+        engine.is_broken = 1  # law: the clock never falls
     recent_steps_s[engine.num_timed_steps % NUM_RECENT_STEPS] = step_s
     engine.num_timed_steps += 1
 
 
 @_compiled
+def _check_blocks(engine: Any, num_held: int) -> None:
+    """Law: free + used = total."""
+    if engine.checks and num_held + engine.num_free != engine.usable_blocks:
+        engine.is_broken = 1
+
+
+@_compiled
 def _compute(engine: Any, requests: Any, running: IntArray, recent_steps_s: FloatArray) -> None:
     """Run the planned step: its tokens are computed, its time passes, outputs appear."""
-    tokens = context = count = num_outputs = num_finished = 0
+    tokens = context = count = num_outputs = num_finished = num_held = 0
     for at in range(engine.num_running):
         own = requests[running[at]]
+        num_held += own.num_blocks
         if own.scheduled_tokens == 0:
             continue
         before = own.computed_tokens
@@ -307,6 +318,7 @@ def _compute(engine: Any, requests: Any, running: IntArray, recent_steps_s: Floa
         if again > 0:
             own.recomputed_tokens += again
             engine.recomputed_tokens += again
+    _check_blocks(engine, num_held)
     engine.num_steps += 1
     engine.computed_tokens += tokens
     if count > 0:
@@ -387,12 +399,13 @@ def _leap(
     """
     count = engine.num_running
     budget_left = engine.max_num_batched_tokens - count
-    if count == 0 or budget_left < 0:
+    if count == 0 or budget_left < 0 or engine.has_run_out:
+        engine.has_run_out = 0
         return False
     if _next_admission(engine, requests, waiting, budget_left) > 0:
         return False
     num_asking[:] = 0
-    context = 0
+    context = num_held = 0
     until_end = requests[running[0]].output_tokens
     for at in range(count):
         own = requests[running[at]]
@@ -401,7 +414,9 @@ def _leap(
         until_end = min(until_end, own.output_tokens - own.generated_tokens)
         room = own.num_blocks * engine.block_size - own.computed_tokens
         num_asking[room] += 1
+        num_held += own.num_blocks
         context += own.computed_tokens
+    _check_blocks(engine, num_held)
     most = min(until_end, _affordable_steps(num_asking, count, engine.num_free))
     steps = 0
     while steps < most:
@@ -414,6 +429,8 @@ def _leap(
         _decode(engine, requests, running, steps)
     if steps == until_end:
         _retire_finished(engine, requests, running)
+    elif steps == most > 0:
+        engine.has_run_out = 1  # of blocks: the next step must be planned, don't look at all again
     return steps > 0
 
 
@@ -451,50 +468,6 @@ def _admit_arrivals(engine: Any, requests: Any, waiting: IntArray) -> None:
 
 
 @_compiled
-def _show(
-    engine: Any,
-    requests: Any,
-    running: IntArray,
-    grid_offsets: IntArray,
-    grid_remaining: FloatArray,
-    grid_upper: FloatArray,
-    int_views: IntArray,
-    float_views: FloatArray,
-) -> None:
-    """Write what a policy may see, one column a running request (INT_VIEWS, FLOAT_VIEWS).
-
-    recent_tpot_s is left to the caller: Python versions differ in how they sum floats.
-    """
-    count = engine.num_running
-    engine.num_missing_draws = 0
-    for at in range(count):
-        request = running[at]
-        own = requests[request]
-        row = (
-            request, own.admission_seq, own.prompt_tokens, own.generated_tokens,
-            own.computed_tokens, own.num_blocks, own.max_tokens, own.num_preemptions,
-            own.priority, count - 1 - at, count,
-        )  # fmt: skip
-        for place in range(len(row)):
-            int_views[place, at] = row[place]
-        remaining = upper = np.nan
-        if engine.grid_stride > 0:  # RemainingGrid.read
-            slot = grid_offsets[request] + own.generated_tokens // engine.grid_stride
-            down = own.generated_tokens % engine.grid_stride
-            remaining = max(1.0, grid_remaining[slot] - down)
-            upper = grid_upper[slot] - down
-            if upper < 1.0:
-                upper = 1.0
-        seen = (
-            own.arrival_s, own.deadline_s, engine.clock_s, np.nan, engine.prefill_s_per_token,
-            remaining, upper, own.draw,
-        )  # fmt: skip
-        for place in range(len(seen)):
-            float_views[place, at] = seen[place]
-        engine.num_missing_draws += np.isnan(own.draw)
-
-
-@_compiled
 def advance(
     engines: Any,
     requests: Any,
@@ -502,14 +475,10 @@ def advance(
     waiting: IntArray,
     recent_steps_s: FloatArray,
     num_asking: IntArray,
-    grid_offsets: IntArray,
-    grid_remaining: FloatArray,
-    grid_upper: FloatArray,
-    int_views: IntArray,
-    float_views: FloatArray,
 ) -> int:
     """Run until the end (DONE), until a policy must name a victim (ASKS: put its position into
-    ``victim_at`` and call again), or until nothing progresses (STUCK).
+    ``victim_at`` and call again), until nothing progresses (STUCK), until a law does not hold
+    (BROKEN), or for a while (PAUSED: call again).
 
     ``engines`` (1,) is of dtype ENGINE, ``requests`` (n,) of REQUEST in order of arrival;
     ``running`` and ``waiting`` (n,) are scratch, as is ``num_asking`` (block_size,).
@@ -517,8 +486,14 @@ def advance(
     engine = engines[0]
     while True:
         if not engine.is_planning:
+            if engine.is_broken:
+                return BROKEN
             if not _goes_on(engine):
                 return DONE
+            engine.work += 1 + engine.num_running
+            if engine.work > PAUSE_WORK:
+                engine.work = 0
+                return PAUSED
             _admit_arrivals(engine, requests, waiting)
             if engine.num_running == 0 and engine.num_waiting == 0:
                 if engine.next_arrival < len(requests):
@@ -531,10 +506,7 @@ def advance(
             engine.missing_blocks = engine.victim_at = -1
             engine.budget_tokens = engine.max_num_batched_tokens
         if not _schedule_running(engine, requests, running, waiting):
-            _show(
-                engine, requests, running, grid_offsets, grid_remaining, grid_upper,
-                int_views, float_views,
-            )  # fmt: skip
+            engine.work += engine.num_running
             return ASKS
         _schedule_waiting(engine, requests, running, waiting)
         _compute(engine, requests, running, recent_steps_s)

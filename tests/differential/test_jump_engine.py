@@ -6,7 +6,10 @@ PREEMPTBENCH_DIFFERENTIAL sets the number of workloads (default 3,000; a nightly
 from __future__ import annotations
 
 import logging
+import math
 import os
+import signal
+import time
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,7 +27,7 @@ from contracts.errors import (
     NoProgressError,
     UnknownName,
 )
-from contracts.policy import ArrayPolicy, FloatArray, Policy, RunningViews
+from contracts.policy import ArrayPolicy, FloatArray, Policy, RunningView, RunningViews, from_rows
 from contracts.signals import RemainingGrid
 from eval.matrix import Pressure, run_matrix, task_key
 from preemptbench.demo import demo_matrix
@@ -60,7 +63,35 @@ def _half_nan(views: RunningViews) -> FloatArray:
     return np.where(views.draw < 0.5, np.nan, np.floor(4 * views.draw))
 
 
+def _in_pieces(view: RunningView) -> float:
+    """Compiled; NaN now and then, ties, and everything that changes while a run goes on."""
+    if view.draw < 0.2:
+        return math.nan
+    spared = max(view.remaining, view.recent_tpot_s) / (1 + view.num_preemptions)
+    return spared // 3 + 1e3 * view.prefill_s_per_token
+
+
+def _cut(view: RunningView) -> float:
+    """Compiled: by deadline and clock."""
+    left_s = view.deadline_s - view.now_s
+    return -left_s if left_s > 0.0 else view.rank_from_youngest - view.computed_tokens % 7
+
+
+def _called(view: RunningView) -> float:
+    """Not compiled: int() of a float."""
+    return int(8 * view.draw) + view.kv_blocks
+
+
+def _failing(view: RunningView) -> float:
+    """Compiled; raises at a second preemption."""
+    return view.draw / (view.num_preemptions - 2)
+
+
 OWN_POLICIES = {
+    "in-pieces": from_rows("in-pieces", _in_pieces, reads_signal=True),
+    "cut": from_rows("cut", _cut, reads_deadline=True),
+    "called": from_rows("called", _called),
+    "failing": from_rows("failing", _failing),
     "all-columns": Policy("all-columns", _all_columns, reads_signal=True, reads_deadline=True),
     "deadline": Policy("deadline", lambda views: views.deadline_s, reads_deadline=True),
     "half-nan": Policy("half-nan", _half_nan),
@@ -152,16 +183,19 @@ def outcome(
     config: EngineConfig,
     profile: AffineProfile,
     name: str,
-    signal: RemainingGrid | None,
+    grid: RemainingGrid | None,
+    compiled: bool = False,
 ) -> tuple[SimResult | str, list[RunningViews]]:
-    """Return the result, or the words of the error, and all that the policy was shown."""
+    """Return the result, or the words of the error, and all that the policy was shown.
+
+    With ``compiled`` a policy that can be compiled is, and so shows nothing."""
     shown: list[RunningViews] = []
     policy = find(name)
-    if policy is not None and name != "lifo":
-        policy = replace(policy, score=_recorder(policy.score, shown))
+    if policy is not None and name != "lifo" and not compiled:
+        policy = replace(policy, score=_recorder(policy.score, shown), row=None)
     try:
-        return engine(workload, config, profile, policy, signal=signal, seed=7), shown
-    except NoProgressError as error:
+        return engine(workload, config, profile, policy, signal=grid, seed=7), shown
+    except (NoProgressError, ZeroDivisionError) as error:
         return str(error), shown
 
 
@@ -178,12 +212,14 @@ def assert_equal_runs(
     config: EngineConfig,
     profile: AffineProfile,
     name: str,
-    signal: RemainingGrid | None,
+    grid: RemainingGrid | None,
 ) -> SimResult | str:
-    assert unsupported(workload, config, profile, find(name), signal) is None
-    expected, expected_views = outcome(simulate, workload, config, profile, name, signal)
-    result, views = outcome(simulate_fast, workload, config, profile, name, signal)
+    assert unsupported(workload, config, profile, find(name), grid) is None
+    expected, expected_views = outcome(simulate, workload, config, profile, name, grid)
+    result, views = outcome(simulate_fast, workload, config, profile, name, grid)
     assert result == expected
+    own, _ = outcome(simulate_fast, workload, config, profile, name, grid, compiled=True)
+    assert own == expected
     assert len(views) == len(expected_views)
     for seen, wanted in zip(views, expected_views, strict=True):
         for field, column, right in zip(RunningViews._fields, seen, wanted, strict=True):
@@ -338,7 +374,7 @@ def test_every_engine_setting_is_followed_or_falls_back() -> None:
     """A new field of EngineConfig must be known to the jump engine, one way or the other."""
     config = EngineConfig(num_blocks=90)
     run = Run(make_workload(1, 2, 40, 0.05, False), config, PROFILES[0], youngest, checks=False)
-    followed = set(jump._engine_state(run, PROFILES[0]).dtype.names or ())
+    followed = set(jump._engine_state(run, PROFILES[0], True).dtype.names or ())
     renamed = {
         "num_blocks": "num_free",
         "scheduling": "is_priority",
@@ -402,3 +438,93 @@ def test_the_matrix_runs_on_either_engine_and_cannot_tell(tmp_path: Path) -> Non
     assert run_matrix(slow, tmp_path / "step", num_jobs=1) == cells
     with pytest.raises(UnknownName, match="unknown simulator 'jumpy': did you mean 'jump'"):
         replace(config, simulator="jumpy")
+
+
+def test_policies_are_compiled_where_that_is_promised(caplog: pytest.LogCaptureFixture) -> None:
+    """Guard against a vacuous comparison of compiled and called policies."""
+    workload, config = make_workload(5, 30, 40, 0.01, False), EngineConfig(num_blocks=12)
+    grid = make_grid(workload, 5, 4)
+    called = set()
+    for name in POLICY_NAMES:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="serving_sim.jump"):
+            outcome(simulate_fast, workload, config, PROFILES[0], name, grid, compiled=True)
+        called |= {name} if "is asked in Python" in caplog.text else set()
+    assert called == {"all-columns", "deadline", "half-nan", "all-nan", "all-equal", "called"}
+
+
+def _long_workload() -> Workload:
+    """Return requests that keep the compiled loop busy for seconds."""
+    count = 30_000
+    workload = make_workload(1, count, 100, 0.01, False)
+    long = np.full(count, 4000)
+    return replace(workload, output_tokens=long, max_tokens=long, cohort=np.ones(count, np.int64))
+
+
+@pytest.mark.parametrize("name", ["lifo", "largest-kv"])
+def test_ctrl_c_arrives_while_the_compiled_loop_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGINT is sent while the loop has the processor; each of its turns is short."""
+    workload, advance, turns_s = _long_workload(), jump._Arrays.advance, []
+
+    def timed(arrays: jump._Arrays) -> int:
+        if len(turns_s) == 3:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+        start_s = time.process_time()
+        status = advance(arrays)
+        turns_s.append(time.process_time() - start_s)
+        return status
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(jump._Arrays, "advance", timed)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            simulate_fast(workload, EngineConfig(num_blocks=4000), PROFILES[0], find(name))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(turns_s) >= 3
+    assert max(turns_s[1:]) < 0.2  # the first may compile
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "law"),
+    [
+        ("num_free", 1, r"free \+ used = total"),
+        ("num_blank", -1, r"blank \+ findable = free"),
+        ("fixed_s", -9.0, "the clock never falls"),
+        ("num_preemptions", 1, "preemptions"),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "random", "called"])
+def test_a_fault_in_the_compiled_loop_is_a_law_violation(
+    field: str, change: float, law: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload, config = make_workload(5, 20, 40, 0.01, False), EngineConfig(num_blocks=40)
+    advance = jump._Arrays.advance
+
+    def plant(arrays: jump._Arrays) -> int:
+        arrays.engine[field] += change * (arrays.engine["num_steps"] == 0)
+        return advance(arrays)
+
+    monkeypatch.setattr(jump._Arrays, "advance", plant)
+    with pytest.raises(LawViolation, match=law):
+        simulate_fast(workload, config, PROFILES[0], find(name))
+    simulate_fast(workload, config, PROFILES[0], find(name), checks=False)
+
+
+def test_a_request_that_gets_lost_is_a_law_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, advance = make_workload(5, 20, 40, 0.01, False), jump._Arrays.advance
+
+    def lose(arrays: jump._Arrays) -> int:
+        status = advance(arrays)
+        arrays.requests["status"][4] = leaps.ACCEPTED
+        return status
+
+    monkeypatch.setattr(jump._Arrays, "advance", lose)
+    with pytest.raises(LawViolation, match=r"accepted = ended \+ running \+ waiting"):
+        simulate_fast(workload, EngineConfig(num_blocks=40), PROFILES[0])

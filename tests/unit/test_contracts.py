@@ -105,6 +105,7 @@ def test_views_round_trip_between_scalar_and_array_form() -> None:
     back = views_from_rows(rows)
     for name in RunningView._fields:
         np.testing.assert_array_equal(getattr(back, name), getattr(views, name))
+        assert getattr(back, name).dtype == getattr(views, name).dtype, name
 
 
 def test_conformance_accepts_a_sound_policy_and_names_each_fault() -> None:

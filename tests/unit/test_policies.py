@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,22 @@ def test_a_built_in_keeps_the_contract(name: str) -> None:
 )  # fmt: skip
 def test_whom_a_built_in_evicts(name: str, victim: int) -> None:
     assert int(np.argmax(get_policy(name).score(views_from_rows(RUNNING)))) == victim
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_built_in_scores_one_view_as_it_scores_many(name: str) -> None:
+    policy = get_policy(name)
+    assert policy.row is not None
+    scores = policy.score(views_from_rows(RUNNING)).tolist()
+    assert [float(policy.row(view)) for view in RUNNING] == scores
+
+
+def test_the_policies_import_neither_numba_nor_the_engine() -> None:
+    code = (
+        "import sys, serving_sim.policies; "
+        "sys.exit(bool({'numba', 'serving_sim.engine', 'serving_sim.jump'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
