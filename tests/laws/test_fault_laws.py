@@ -348,6 +348,24 @@ def _usable_blocks(config: EngineConfig, faults: FaultPlan, now_s: float) -> int
 
 
 @laws
+@given(workloads, configs, st.sampled_from([None, "lifo", "random"]), tiers, st.booleans())
+def test_every_load_ends_and_what_it_brings_is_not_computed(
+    workload: Workload, config: EngineConfig, policy: str | None, tier: OffloadSettings, ahead: bool
+) -> None:
+    """Under the engine's own rule nobody waits for ever; every token is computed once, or again."""
+    tier = replace(tier, rule="always_load", capacity_blocks=tier.capacity_blocks or 30)
+    result, _ = run(workload, replace(config, offload=tier, async_scheduling=ahead), policy)
+    assert result.drained
+    records = [r for r in result.records if r.accepted_s is not None]
+    first_time = sum(r.prompt_tokens + r.output_tokens - 1 for r in records)
+    extra = result.recomputed_tokens + result.discarded_tokens
+    assert result.computed_tokens == first_time + extra
+    assert result.loaded_tokens == sum(r.loaded_tokens for r in records)
+    slowest_s = tier.transfer_s(config.num_blocks * config.block_size)
+    assert result.load_s <= 2 * slowest_s * result.num_preemptions**2
+
+
+@laws
 @given(workloads, configs, policy_names, st.booleans())
 def test_a_boundless_tier_means_that_nothing_is_computed_again(
     workload: Workload, config: EngineConfig, policy: str, overlap: bool

@@ -64,6 +64,17 @@ def test_a_wait_ends_early_when_somebody_arrives() -> None:
     assert [r.end_s for r in result.records] == [20.0, 26.0, 23.0]
 
 
+def test_with_steps_in_flight_a_load_is_waited_for_once() -> None:
+    """ "c" is written from 8 to 16 s and loaded from 16 to 24 s; the step of "a" that is in flight
+    when it ends returns at 19 s. "c" then writes its last 7 tokens."""
+    config = replace(TIGHT, num_blocks=8, async_scheduling=True)
+    link = OffloadSettings(bytes_per_s=2.0, kv_bytes_per_token=1)
+    jobs = workload([8, 8, 8], [18, 14, 16], cap=30)
+    result = simulate(jobs, replace(config, offload=link), SECOND)
+    assert [r.end_s for r in result.records] == [18.0, 14.0, 31.0]
+    assert (result.loaded_tokens, result.load_s) == (16, 24.0 - 14.0)
+
+
 def test_without_overlap_the_step_that_resumes_lasts_longer() -> None:
     steps: list[StepLog] = []
     result = run(replace(BYTE, overlap=False), on_step=steps.append)
