@@ -261,7 +261,8 @@ class Run:
     def _step_s(self, plan: StepPlan, work: StepWork) -> float:
         """Return how long ``plan`` takes: one that computes nothing waits until something can."""
         if not work.num_requests:
-            return self._wait_s() if len(self._in_flight) == 1 else 0.0
+            takes_time = any(other.step_s for other in self._in_flight)
+            return 0.0 if takes_time else self._wait_s()
         step_s = self.profile.step_s(work)
         if self.strikes is not None:
             step_s *= self.strikes.slowness(self.clock_s)

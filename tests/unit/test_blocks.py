@@ -174,3 +174,26 @@ def test_free_blocks_are_forgotten_in_the_order_in_which_they_are_taken() -> Non
     pool.forget_free(9)
     assert pool.find(contents) == []
     assert pool.num_free == 4
+
+
+def test_a_pool_that_grows_makes_new_blocks() -> None:
+    pool = BlockPool(2)
+    pool.resize(4)
+    pool.resize(3)
+    pool.resize(6)
+    assert len(set(pool.take(0, 6))) == 6
+    assert (pool.num_blocks, pool.num_free) == (6, 0)
+
+
+def test_what_a_removed_block_held_is_not_found() -> None:
+    """Blank blocks are removed first, then published ones in the order they would be taken."""
+    pool = BlockPool(4)
+    blocks = pool.take(0, 3)
+    for position, block in enumerate(blocks):
+        pool.publish(block, (0, position))
+    pool.release(0, blocks)
+    contents = [(0, position) for position in range(3)]
+    pool.resize(3)
+    assert pool.find(contents) == blocks
+    pool.resize(1)
+    assert pool.find(contents) == blocks[:1]

@@ -15,7 +15,7 @@ from contracts.policy import Policy
 from contracts.records import RequestRecord
 from contracts.signals import RemainingGrid
 from eval.outcomes import score_breach
-from serving_sim.config import EngineConfig
+from serving_sim.config import EngineConfig, SglangSettings
 from serving_sim.engine import StepLog, simulate
 from serving_sim.fault_rates import FaultRate, FaultSource, faults_from_table, read_faults
 from serving_sim.faults import (
@@ -90,6 +90,16 @@ def test_who_waits_can_leave() -> None:
     assert b.state == "completed"
 
 
+def test_who_leaves_in_the_middle_of_a_cut_prompt_leaves_sglang_nothing_to_go_on_with() -> None:
+    config = replace(
+        AMPLE, enable_prefix_caching=True, max_num_batched_tokens=8, sglang=SglangSettings()
+    )
+    jobs = workload([40, 8], [4, 4], cap=8)
+    a, b = records([Disconnect(at_s=2.0, request_id="a")], jobs, config)
+    assert (a.state, a.end_s, a.first_token_s) == ("withdrawn", 2.0, None)
+    assert (b.state, b.first_scheduled_s, b.end_s) == ("completed", 2.0, 6.0)
+
+
 def test_patience_is_a_breach_and_a_disconnect_is_not_counted() -> None:
     kept = records([Patience(patience_s=5.0, request_id="a")])
     assert (kept[0].state, kept[0].end_reason, kept[0].end_s) == ("failed", "patience", 5.0)
@@ -114,6 +124,7 @@ def test_a_lost_worker_keeps_arrivals_and_written_tokens() -> None:
         assert (record.num_preemptions, record.recomputed_tokens) == (0, 12)
         assert record.preempted_s == 10.0 and record.first_token_s == 1.0
     assert steps[5].lost == (("a", 5.0), ("b", 5.0))
+    assert steps[5].running == ("a", "b")  # the oldest first again
     assert steps[5].scheduled == {"a": 13, "b": 13} and steps[5].start_s == 15.0
     assert result.num_preemptions == 0 and result.num_faults == 1
 
@@ -139,8 +150,9 @@ def test_a_lost_worker_takes_the_steps_in_flight_along() -> None:
     loss = FaultPlan((WorkerLoss(at_s=5.0, restart_s=10.0),))
     result = simulate(PAIR, config, SECOND, faults=loss)
     assert [(r.end_s, r.output_tokens) for r in result.records] == [(30.0, 20), (30.0, 20)]
-    first_time = 2 * 27
-    assert result.computed_tokens == first_time + result.recomputed_tokens
+    # 5 that returned, the lost one, 15 that write, and one planned ahead with nothing left to do
+    assert result.num_steps == 5 + 1 + 15 + 1
+    assert result.computed_tokens == 2 * 27 + result.recomputed_tokens == 2 * (27 + 13)
 
 
 def test_a_stall_delays_what_comes_next() -> None:
@@ -154,6 +166,7 @@ def test_a_stall_delays_what_comes_next() -> None:
 def test_a_slow_window_covers_the_steps_that_begin_in_it() -> None:
     slow = Slow(at_s=5.0, until_s=7.5, factor=2.0)  # steps that begin at 5 s and 7 s
     assert records([slow])[0].end_s == 22.0
+    assert records([replace(slow, until_s=7.0)])[0].end_s == 21.0  # the one at 5 s only
     assert records([slow, slow])[0].end_s == 23.0  # 5 to 9 s, then as ever
 
 

@@ -64,6 +64,17 @@ def test_a_wait_ends_early_when_somebody_arrives() -> None:
     assert [r.end_s for r in result.records] == [20.0, 26.0, 23.0]
 
 
+def test_with_steps_in_flight_a_load_is_waited_for_once() -> None:
+    """ "c" is written from 8 to 16 s and loaded from 16 to 24 s; the step of "a" that is in flight
+    when it ends returns at 19 s. "c" then writes its last 7 tokens."""
+    config = replace(TIGHT, num_blocks=8, async_scheduling=True)
+    link = OffloadSettings(bytes_per_s=2.0, kv_bytes_per_token=1)
+    jobs = workload([8, 8, 8], [18, 14, 16], cap=30)
+    result = simulate(jobs, replace(config, offload=link), SECOND)
+    assert [r.end_s for r in result.records] == [18.0, 14.0, 31.0]
+    assert (result.loaded_tokens, result.load_s) == (16, 24.0 - 14.0)
+
+
 def test_without_overlap_the_step_that_resumes_lasts_longer() -> None:
     steps: list[StepLog] = []
     result = run(replace(BYTE, overlap=False), on_step=steps.append)
@@ -98,6 +109,14 @@ def test_a_lost_worker_takes_host_memory_along_but_not_a_disk() -> None:
     assert run(replace(BYTE, is_durable=True), faults=loss).loaded_tokens == 24
     early = FaultPlan((WorkerLoss(at_s=18.5, restart_s=0.0),))  # 0.5 s before it is written
     assert run(replace(BYTE, is_durable=True), faults=early).loaded_tokens == 0
+
+
+def test_a_load_that_was_lost_is_not_waited_for() -> None:
+    """The worker dies at 21 s, halfway through the load: "b" is computed from then on at once."""
+    loss = FaultPlan((WorkerLoss(at_s=21.0, restart_s=0.0),))
+    result = run(BYTE, faults=loss)
+    b = result.records[1]
+    assert (b.loaded_tokens, b.recomputed_tokens, b.end_s) == (24, 24, 24.0)
 
 
 def test_the_jump_engine_hands_a_tier_to_the_step_engine() -> None:
@@ -249,6 +268,20 @@ TestTier = TierMachine.TestCase
 TestTier.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
 )
+
+
+def test_what_was_loaded_last_is_kept_longest() -> None:
+    config = EngineConfig(num_blocks=100, block_size=4)
+    link = OffloadSettings(bytes_per_s=math.inf, capacity_blocks=2)
+    tier = Tier(link, config, 1.0, checks=True)
+    a, b, c = live_requests(workload([8] * 3, [8] * 3), [True] * 3, [8] * 3, config)
+    for request in (a, b):
+        request.computed_tokens = 4
+        tier.store(request, 0.0)
+    tier.load(a, tier.offer(a, 0, 1.0), 1.0)
+    c.computed_tokens = 4
+    tier.store(c, 2.0)
+    assert [tier.offer(request, 0, 2.0).tokens for request in (a, b, c)] == [4, 0, 4]
 
 
 def test_a_request_is_not_in_the_tier_before_it_was_preempted() -> None:
