@@ -1,0 +1,159 @@
+"""A calibration from start to file: bench, journal, fit, profile, report."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contracts.errors import InvalidInput
+from serving_sim.calibration.adaptive import (
+    Calibration,
+    CalibrationSettings,
+    OnStep,
+    calibrate,
+    refit,
+    silent,
+)
+from serving_sim.calibration.bench import BenchConfig, TorchBench, open_bench
+from serving_sim.calibration.capacity import ModelFacts
+from serving_sim.calibration.grid import Grid, coarse_grid
+from serving_sim.calibration.journal import Journal
+from serving_sim.profile import save_profile
+
+if TYPE_CHECKING:
+    from serving_sim.fit_surface import StepMeasurement
+    from serving_sim.surface import ProfileHeader, SurfaceProfile
+
+_SOFTWARE = ("torch", "transformers", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationPlan:
+    """Everything a calibration is told: the bench, the bounds of the grid, when to stop, and the
+    name and licence that its profile carries."""
+
+    bench: BenchConfig
+    max_batch: int = 256
+    max_context_tokens: int = 32_768
+    max_chunk_tokens: int = 8192
+    settings: CalibrationSettings = field(default_factory=CalibrationSettings)
+    name: str = ""
+    licence: str = "not stated"
+
+    @property
+    def grid(self) -> Grid:
+        """The coarse grid."""
+        return coarse_grid(self.max_batch, self.max_context_tokens, self.max_chunk_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished calibration, the sizes of its model, and the header of its profile."""
+
+    calibration: Calibration[SurfaceProfile]
+    facts: ModelFacts
+    header: ProfileHeader
+
+
+def journal_path(profile_path: Path) -> Path:
+    """Return where the timings of a profile are kept: beside it."""
+    return profile_path.with_suffix(".jsonl")
+
+
+def open_journal(bench: TorchBench, path: Path) -> Journal:
+    """Return the journal of ``bench``; its header says all that a later fit needs to know."""
+    about = {
+        "facts": asdict(bench.facts),
+        "kernel": bench.kernel,
+        "versions": bench.versions,
+        "room_tokens": bench.room_tokens,
+    }
+    return Journal(path, bench.identity, about)
+
+
+def run_calibration(plan: CalibrationPlan, profile_path: Path, on_step: OnStep = silent) -> Outcome:
+    """Time, fit and write the profile; the timings lie beside it (:func:`journal_path`)."""
+    started_s = time.monotonic()
+    grid = plan.grid
+    bench = open_bench(plan.bench, grid.shapes())
+    journal = open_journal(bench, journal_path(profile_path))
+    resumed = len(journal.outcomes)
+    calibration = calibrate(
+        bench,
+        grid,
+        _fit_with(_header(plan, journal, bench.clock_state)),
+        journal,
+        plan.settings,
+        started_s=started_s,
+        on_step=on_step,
+    )
+    calibration.notes.extend(bench.notes)
+    clock_state = bench.clock_state
+    if resumed:
+        clock_state += f"; of the last session, {resumed} steps were timed before it"
+    return _finish(calibration, bench.facts, _header(plan, journal, clock_state), profile_path)
+
+
+def refit_journal(plan: CalibrationPlan, journal_file: Path, profile_path: Path) -> Outcome:
+    """Fit and write the profile of timings made elsewhere; needs no torch and times nothing."""
+    journal = Journal(journal_file, None)
+    facts = _read_facts(journal)
+    header = _header(plan, journal, "not recorded")
+    return _finish(refit(journal, _fit_with(header)), facts, header, profile_path)
+
+
+def _finish(
+    calibration: Calibration[SurfaceProfile],
+    facts: ModelFacts,
+    header: ProfileHeader,
+    profile_path: Path,
+) -> Outcome:
+    calibration.profile = replace(calibration.profile, header=header)
+    save_profile(calibration.profile, profile_path)
+    return Outcome(calibration, facts, header)
+
+
+def _fit_with(header: ProfileHeader) -> Callable[[Sequence[StepMeasurement]], SurfaceProfile]:
+    from serving_sim.fit_surface import fit_surface
+
+    return lambda rows: fit_surface(rows, header)
+
+
+def _header(plan: CalibrationPlan, journal: Journal, clock_state: str) -> ProfileHeader:
+    from serving_sim.surface import ProfileHeader
+
+    identity, facts = journal.identity, _read_facts(journal)
+    model, hardware = identity["model"], identity["hardware"]
+    return ProfileHeader(
+        name=plan.name or _slug(f"{hardware}-{model}-{facts.dtype}"),
+        hardware=hardware,
+        model=model,
+        source="preemptbench calibrate: whole steps of a model with random weights",
+        licence=plan.licence,
+        dtype=facts.dtype,
+        kernel=identity["kernel"],
+        versions={name: identity[name] for name in _SOFTWARE if name in identity},
+        clock_state=clock_state,
+        num_layers=facts.num_layers,
+        kv_bytes_per_token=facts.kv_bytes_per_token,
+        weight_bytes=facts.weight_bytes,
+    )
+
+
+def _read_facts(journal: Journal) -> ModelFacts:
+    data = journal.about.get("facts")
+    known = {f.name: f.type for f in fields(ModelFacts)}
+    if not isinstance(data, Mapping) or set(data) != set(known):
+        raise InvalidInput(f"{journal.path} line 1: facts must hold {', '.join(known)}")
+    for name, kind in known.items():
+        if type(data[name]).__name__ != kind:
+            raise InvalidInput(f"{journal.path} line 1: {name} is {data[name]!r}, not a {kind}")
+    return ModelFacts(**data)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
