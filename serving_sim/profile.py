@@ -9,11 +9,16 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from contracts.errors import InvalidInput, unknown_name
 from serving_sim.config import EngineConfig
+from traces.safe_json import parse_json
 
+if TYPE_CHECKING:
+    from serving_sim.surface import SurfaceProfile
+
+MAX_PROFILE_BYTES = 8 << 20
 _T = TypeVar("_T")
 
 
@@ -149,8 +154,12 @@ def list_profiles() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
-def load_profile(name_or_path: str | Path) -> AffineProfile:
-    """Load a bundled profile by name, or a JSON file by path (anything that ends in .json)."""
+def load_profile(name_or_path: str | Path) -> AffineProfile | SurfaceProfile:
+    """Load a bundled profile by name, or a JSON file by path (anything that ends in .json).
+
+    A file with a ``format`` is a SurfaceProfile, one without an AffineProfile. Raises UnknownName
+    for a name that is not bundled, InvalidInput for a file that breaks a rule.
+    """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith(".json"):
         path = Path(name_or_path)
@@ -159,6 +168,10 @@ def load_profile(name_or_path: str | Path) -> AffineProfile:
                 f"profile {path} does not exist: give a JSON file or one of "
                 f"{', '.join(list_profiles())}"
             )
+        if path.stat().st_size > MAX_PROFILE_BYTES:
+            raise InvalidInput(
+                f"profile {path} has {path.stat().st_size} bytes; the bound is {MAX_PROFILE_BYTES}"
+            )
         return _parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
     if text not in list_profiles():
         raise unknown_name("profile", text, list_profiles())
@@ -166,11 +179,12 @@ def load_profile(name_or_path: str | Path) -> AffineProfile:
     return _parse(bundled.read_text(encoding="utf-8"), text)
 
 
-def _parse(text: str, where: str) -> AffineProfile:
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInput(f"profile {where} is not JSON: {error}") from None
+def _parse(text: str, where: str) -> AffineProfile | SurfaceProfile:
+    data = parse_json(text, f"profile {where}")
+    if isinstance(data, Mapping) and "format" in data:
+        from serving_sim.surface_file import parse_surface
+
+        return parse_surface(data, where)
     _check_keys(data, AffineProfile, where)
     report = data.pop("fit", None)
     if report is not None:
