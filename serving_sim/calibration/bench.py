@@ -8,7 +8,6 @@ of each request, and the greedy choice of the next token.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,21 +39,8 @@ class StepBench(Protocol):
     """Anything that can time steps: a model on a device, or an engine."""
 
     @property
-    def facts(self) -> ModelFacts: ...
-
-    @property
     def room_tokens(self) -> int:
         """Tokens of KV there is room for."""
-        ...
-
-    @property
-    def identity(self) -> Mapping[str, str]:
-        """What two benches must share for their times to belong together, by name."""
-        ...
-
-    @property
-    def clock_state(self) -> str:
-        """How the device's clocks stood so far, in words."""
         ...
 
     def time(self, shape: StepShape) -> Timing:
@@ -180,7 +166,7 @@ class TorchBench:
         return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
 
     @property
-    def identity(self) -> Mapping[str, str]:
+    def identity(self) -> dict[str, str]:
         """What two benches must share for their times to belong together, by name."""
         return {
             "model": self._config.model,

@@ -12,6 +12,7 @@ from contracts.errors import InvalidInput
 from serving_sim.calibration.steps import StepShape
 
 AxisName = Literal["chunks", "prefixes", "batches", "contexts"]
+_TILE = 64  # rows of the smallest matrix tile in common use; the others are its multiples
 AXES: tuple[AxisName, ...] = ("batches", "contexts", "chunks", "prefixes")
 
 
@@ -38,11 +39,13 @@ class Grid:
         return StepShape(chunk, prefix, 0, 0) if fits else None
 
     def _mixed(self) -> Iterator[StepShape]:
-        """Yield prefills beside decodes, at the middle and the end of each axis: they show whether
-        the two surfaces add up."""
-        for chunk in _middle_and_last(self.chunks):
+        """Yield prefills that fill a step beside decodes, for the middle and the end of each axis:
+        they show whether the two surfaces add up."""
+        for tokens in _middle_and_last(self.chunks):
             for batch in _middle_and_last(self.batches):
-                yield StepShape(chunk, 0, batch, self.contexts[len(self.contexts) // 2])
+                if batch < tokens:
+                    context = self.contexts[len(self.contexts) // 2]
+                    yield StepShape(tokens - batch, 0, batch, context)
 
     def line(self, axis: AxisName, value: int) -> list[StepShape]:
         """Return the steps that ``value`` adds when it joins ``axis``."""
@@ -57,21 +60,30 @@ class Grid:
         )
         return [shape for c, p in pairs if (shape := self._prefill(c, p))]
 
-    def gaps(self, axis: AxisName) -> list[int]:
-        """Return the values between neighbours on ``axis`` that are worth a line: the geometric
-        mean (half, above 0) of any two that are more than a quarter apart."""
-        values = getattr(self, axis)
-        middles = []
-        for low, high in itertools.pairwise(values):
-            middle = round(math.sqrt(low * high)) if low else high // 2
-            if low < middle < high and high > 1.25 * low:
-                middles.append(middle)
-        return middles
+    def gaps(self, axis: AxisName) -> list[tuple[int, ...]]:
+        """Return what may be worth joining ``axis``, each with the value to ask about first last.
 
-    def with_value(self, axis: AxisName, value: int) -> Grid:
-        """Return the grid with ``value`` on ``axis`` too."""
-        values: dict[str, Any] = {axis: tuple(sorted({*getattr(self, axis), value}))}
-        return replace(self, **values)
+        Between any two neighbours more than a quarter apart that is their geometric mean (half,
+        above 0). GPUs compute in tiles, and a step is dearest just past a full one: where the mean
+        is a full tile, it comes with the value after it, and so does each full tile on the axis.
+        """
+        found: list[tuple[int, ...]] = []
+        tiled = axis in ("chunks", "batches")
+        for low, high in itertools.pairwise(getattr(self, axis)):
+            if high <= 1.25 * low:
+                continue
+            if tiled and low and low % _TILE == 0:
+                found.append((low + 1,))
+            middle = round(math.sqrt(low * high)) if low else high // 2
+            if low < middle < high:
+                is_full = tiled and middle % _TILE == 0
+                found.append((middle, middle + 1) if is_full else (middle,))
+        return found
+
+    def joined(self, axis: AxisName, values: tuple[int, ...]) -> Grid:
+        """Return the grid with ``values`` on ``axis`` too."""
+        merged: dict[str, Any] = {axis: tuple(sorted({*getattr(self, axis), *values}))}
+        return replace(self, **merged)
 
 
 def coarse_grid(max_batch: int, max_context_tokens: int, max_chunk_tokens: int) -> Grid:

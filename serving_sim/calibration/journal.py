@@ -18,6 +18,7 @@ from traces.safe_json import MAX_FILE_BYTES, parse_json
 
 FORMAT = "preemptbench-calibration/1"
 _SHAPE = StepShape._fields
+_CLOCKS = "clock_state"
 _TIMING = ("seconds", "spread_s", "num_timed")
 
 Outcome = Timing | str  # a time, or the reason why there is none
@@ -39,6 +40,7 @@ class Journal:
     ) -> None:
         self.path = path
         self.outcomes: dict[StepShape, Outcome] = {}
+        self.clock_states: list[str] = []
         self.notes: list[str] = []
         lines = self._whole_lines()
         if not lines:
@@ -48,8 +50,7 @@ class Journal:
             lines = path.read_text(encoding="utf-8").splitlines()
         self.identity, self.about = _check_header(path, lines[0], identity)
         for number, line in enumerate(lines[1:], start=2):
-            shape, outcome = _read_line(line, f"{path} line {number}")
-            self.outcomes[shape] = outcome
+            self._read_line(line, f"{path} line {number}")
         if self.notes:
             atomic_write_text(path, "".join(f"{line}\n" for line in lines))
 
@@ -76,10 +77,26 @@ class Journal:
             row["skipped"] = outcome
         else:
             row |= {name: getattr(outcome, name) for name in _TIMING}
+        self._append(row)
+        self.outcomes[shape] = outcome
+
+    def add_clock_state(self, text: str) -> None:
+        """Append how the clocks stood while one session timed its steps."""
+        self._append({_CLOCKS: text})
+        self.clock_states.append(text)
+
+    def _append(self, row: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def _read_line(self, line: str, where: str) -> None:
+        row = parse_json(line, where)
+        if isinstance(row, dict) and set(row) == {_CLOCKS}:
+            self.clock_states.append(str(row[_CLOCKS]))
+            return
+        shape, outcome = _read_step(row, where)
         self.outcomes[shape] = outcome
 
 
@@ -119,8 +136,7 @@ def _check_header(
     return before, about
 
 
-def _read_line(line: str, where: str) -> tuple[StepShape, Outcome]:
-    row = parse_json(line, where)
+def _read_step(row: object, where: str) -> tuple[StepShape, Outcome]:
     keys = {*_SHAPE, "skipped"}, {*_SHAPE, *_TIMING}
     if not isinstance(row, dict) or set(row) not in keys:
         raise InvalidInput(f"{where} is no timed step: it needs {', '.join((*_SHAPE, *_TIMING))}")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.errors import InvalidInput
 from contracts.files import atomic_path, atomic_write_text
-from serving_sim.calibration.adaptive import Calibration, work_of
 from serving_sim.calibration.capacity import ModelFacts
+from serving_sim.calibration.result import Calibration, work_of
 from serving_sim.calibration.roofline import GpuPeaks, roofline_s
 from serving_sim.calibration.steps import StepShape, shape_of
 from serving_sim.profile import StepProfile

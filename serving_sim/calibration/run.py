@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
 from serving_sim.calibration.adaptive import (
-    Calibration,
     CalibrationSettings,
+    Fit,
     OnStep,
     calibrate,
     refit,
@@ -22,7 +22,7 @@ from serving_sim.calibration.bench import BenchConfig, TorchBench, open_bench
 from serving_sim.calibration.capacity import ModelFacts
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
-from serving_sim.profile import save_profile
+from serving_sim.calibration.result import Calibration
 
 if TYPE_CHECKING:
     from serving_sim.fit_surface import StepMeasurement
@@ -64,15 +64,14 @@ def journal_path(profile_path: Path) -> Path:
     return profile_path.with_suffix(".jsonl")
 
 
-def open_journal(bench: TorchBench, path: Path) -> Journal:
+def open_journal(bench: TorchBench, grid: Grid, path: Path) -> Journal:
     """Return the journal of ``bench``; its header says all that a later fit needs to know."""
     about = {
         "facts": asdict(bench.facts),
-        "kernel": bench.kernel,
-        "versions": bench.versions,
+        "grid": asdict(grid),
         "room_tokens": bench.room_tokens,
     }
-    return Journal(path, bench.identity, about)
+    return Journal(path, bench.identity | {"grid": str(grid)}, about)
 
 
 def run_calibration(plan: CalibrationPlan, profile_path: Path, on_step: OnStep = silent) -> Outcome:
@@ -80,30 +79,28 @@ def run_calibration(plan: CalibrationPlan, profile_path: Path, on_step: OnStep =
     started_s = time.monotonic()
     grid = plan.grid
     bench = open_bench(plan.bench, grid.shapes())
-    journal = open_journal(bench, journal_path(profile_path))
-    resumed = len(journal.outcomes)
+    journal = open_journal(bench, grid, journal_path(profile_path))
     calibration = calibrate(
         bench,
         grid,
-        _fit_with(_header(plan, journal, bench.clock_state)),
+        _fit_with(_header(plan, journal)),
         journal,
         plan.settings,
         started_s=started_s,
         on_step=on_step,
     )
     calibration.notes.extend(bench.notes)
-    clock_state = bench.clock_state
-    if resumed:
-        clock_state += f"; of the last session, {resumed} steps were timed before it"
-    return _finish(calibration, bench.facts, _header(plan, journal, clock_state), profile_path)
+    journal.add_clock_state(bench.clock_state)
+    return _finish(calibration, bench.facts, _header(plan, journal), profile_path)
 
 
 def refit_journal(plan: CalibrationPlan, journal_file: Path, profile_path: Path) -> Outcome:
     """Fit and write the profile of timings made elsewhere; needs no torch and times nothing."""
     journal = Journal(journal_file, None)
-    facts = _read_facts(journal)
-    header = _header(plan, journal, "not recorded")
-    return _finish(refit(journal, _fit_with(header)), facts, header, profile_path)
+    facts, grid, room_tokens = _read_facts(journal), _read_grid(journal), _read_room(journal)
+    header = _header(plan, journal)
+    calibration = refit(journal, grid, _fit_with(header), room_tokens, plan.settings.target_error)
+    return _finish(calibration, facts, header, profile_path)
 
 
 def _finish(
@@ -112,18 +109,30 @@ def _finish(
     header: ProfileHeader,
     profile_path: Path,
 ) -> Outcome:
+    from serving_sim.surface_file import save_surface
+
     calibration.profile = replace(calibration.profile, header=header)
-    save_profile(calibration.profile, profile_path)
+    save_surface(calibration.profile, profile_path)
     return Outcome(calibration, facts, header)
 
 
-def _fit_with(header: ProfileHeader) -> Callable[[Sequence[StepMeasurement]], SurfaceProfile]:
+def _fit_with(header: ProfileHeader) -> Fit[SurfaceProfile]:
+    """Return the fit of a grid: its values are the knots, and what lies between is held out."""
     from serving_sim.fit_surface import fit_surface
 
-    return lambda rows: fit_surface(rows, header)
+    def fit(rows: Sequence[StepMeasurement], grid: Grid) -> SurfaceProfile:
+        knots = {
+            "chunk_tokens": grid.chunks,
+            "prefix_tokens": grid.prefixes,
+            "decodes": grid.batches,
+            "context_tokens": grid.contexts,
+        }
+        return fit_surface(rows, header, knots=knots)
+
+    return fit
 
 
-def _header(plan: CalibrationPlan, journal: Journal, clock_state: str) -> ProfileHeader:
+def _header(plan: CalibrationPlan, journal: Journal) -> ProfileHeader:
     from serving_sim.surface import ProfileHeader
 
     identity, facts = journal.identity, _read_facts(journal)
@@ -137,7 +146,7 @@ def _header(plan: CalibrationPlan, journal: Journal, clock_state: str) -> Profil
         dtype=facts.dtype,
         kernel=identity["kernel"],
         versions={name: identity[name] for name in _SOFTWARE if name in identity},
-        clock_state=clock_state,
+        clock_state=" | ".join(dict.fromkeys(journal.clock_states)) or "not recorded",
         num_layers=facts.num_layers,
         kv_bytes_per_token=facts.kv_bytes_per_token,
         weight_bytes=facts.weight_bytes,
@@ -153,6 +162,27 @@ def _read_facts(journal: Journal) -> ModelFacts:
         if type(data[name]).__name__ != kind:
             raise InvalidInput(f"{journal.path} line 1: {name} is {data[name]!r}, not a {kind}")
     return ModelFacts(**data)
+
+
+def _read_grid(journal: Journal) -> Grid:
+    data = journal.about.get("grid")
+    axes = ("chunks", "prefixes", "batches", "contexts")
+    if not isinstance(data, Mapping) or set(data) != {*axes, "max_context_tokens"}:
+        raise InvalidInput(f"{journal.path} line 1: the grid must hold {', '.join(axes)}")
+    for axis in axes:
+        values = data[axis]
+        rising = isinstance(values, list) and values == sorted(set(values))
+        if not rising or not values or not all(type(v) is int and v >= 0 for v in values):
+            raise InvalidInput(f"{journal.path} line 1: {axis} {values} must be rising counts")
+    values = {axis: tuple(data[axis]) for axis in axes}
+    return Grid(**values, max_context_tokens=int(data["max_context_tokens"]))
+
+
+def _read_room(journal: Journal) -> int:
+    room = journal.about.get("room_tokens")
+    if type(room) is not int or room < 0:
+        raise InvalidInput(f"{journal.path} line 1: room_tokens is {room!r}; it must be a count")
+    return room
 
 
 def _slug(text: str) -> str:
