@@ -27,7 +27,7 @@ from eval.task_key import content_key
 from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult
 from serving_sim.jump import ENGINES
-from serving_sim.profile import load_profile, single_stream_s
+from serving_sim.profile import load_profile, profile_document, single_stream_s
 from traces.arrivals import build_workload, trace_rate_per_s, workload_from_trace
 from traces.runlog import read_runs
 from traces.workload import Workload
@@ -292,7 +292,7 @@ def task_key(config: MatrixConfig, seed: int) -> str:
         "seed": seed,
         "num_seeds": None,
         "first_seed": None,
-        "profile": asdict(load_profile(config.profile)),
+        "profile": profile_document(load_profile(config.profile)),
     }
     del settings["simulator"]  # a task is the same whichever engine runs it
     source = {"runs": config.runs} if config.trace is None else {"trace": config.trace}

@@ -12,13 +12,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from contracts.errors import InvalidInput, unknown_name
-from contracts.files import atomic_write_text
 from serving_sim.surface import (
     MAX_CELLS,
     TABLES,
@@ -31,11 +29,6 @@ from serving_sim.surface import (
 FORMAT = "preemptbench-profile/1"
 _S_PER_US = 1e-6
 _COUNTS = ("num_layers", "kv_bytes_per_token", "weight_bytes")
-
-
-def save_surface(profile: SurfaceProfile, path: Path) -> None:
-    """Write ``profile``; the file is whole or absent."""
-    atomic_write_text(path, surface_text(profile))
 
 
 def surface_text(profile: SurfaceProfile) -> str:
