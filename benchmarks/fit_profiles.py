@@ -94,7 +94,8 @@ def from_operators(data: Path, name: str, card: str, model: str, gpus: int) -> S
         remarks += "; experts as uniform routing hits them, without the router"
     reduce_s = None
     if gpus > 1:  # the tables hold none, and nobody published one for this card
-        remarks += f"; all-reduce of {AICONFIGURATOR}/l40s (PCIe 4, {APACHE}) stands in, slower than PCIe 5"
+        stand_in = f"{AICONFIGURATOR}/l40s (PCIe 4, {APACHE})"
+        remarks += f"; all-reduce of {stand_in} stands in, slower than PCIe 5"
         reduce_s = all_reduce_curve(data / "costs_aiconfigurator" / "l40s", gpus)
     header = _header(
         name, hardware, model, gpus,

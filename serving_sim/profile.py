@@ -192,8 +192,13 @@ def load_profile(name_or_path: str | Path) -> AffineProfile | SurfaceProfile:
         return _parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
     if text not in list_profiles():
         raise unknown_name("profile", text, list_profiles())
-    bundled = resources.files("serving_sim") / "profiles" / f"{text}.json"
-    return _parse(bundled.read_text(encoding="utf-8"), text)
+    return _bundled(text)
+
+
+@lru_cache
+def _bundled(name: str) -> AffineProfile | SurfaceProfile:
+    file = resources.files("serving_sim") / "profiles" / f"{name}.json"
+    return _parse(file.read_text(encoding="utf-8"), name)
 
 
 def model_name(profile: AffineProfile | SurfaceProfile) -> str:
