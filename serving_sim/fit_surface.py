@@ -194,7 +194,8 @@ def _curves(
     both = decode_x >= chunk_x[0]
     cheaper = np.where(both, np.minimum(decode_s, np.interp(decode_x, chunk_x, chunk_s)), decode_s)
     axis = np.concatenate([decode_x, chunk_x[beyond]])
-    tokens_s = monotone(np.concatenate([cheaper, chunk_s[beyond] - overhead_s]))
+    beyond_s = np.maximum(cheaper[-1], chunk_s[beyond] - overhead_s)
+    tokens_s = monotone(np.concatenate([cheaper, beyond_s]))
     if len(axis) < 2:
         raise InvalidInput(
             "one batch size and one chunk size were measured: give two sizes at least, so that "
