@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,9 @@ from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
 from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
 from preemptbench.progress import Bar
+
+if TYPE_CHECKING:
+    from eval.matrix import MatrixConfig
 
 
 @click.command(short_help="Run policies beside LIFO on simulated engines.")
@@ -57,6 +61,9 @@ from preemptbench.progress import Bar
 @click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
 @click.option(
+    "--strict", is_flag=True, help="Refuse steps beyond the range that the profile was measured in."
+)
+@click.option(
     "--simulator",
     type=click.Choice(["jump", "step"]),
     default="jump",
@@ -100,6 +107,7 @@ def simulate(
     deadline: float | None,
     tagged: int | None,
     profile: str | None,
+    strict: bool,
     simulator: str,
     seeds: int,
     jobs: int,
@@ -140,9 +148,12 @@ def simulate(
         deadline_s=deadline or config.deadline_s,
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,
+        strict_profile=strict,
         simulator=simulator,
         trace=trace_path,
     )
+    if profile is not None and trace_path is None:
+        _note_other_model(config)
     with Bar("seed") as bar:
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
     rows = summarise(cells)
@@ -150,6 +161,23 @@ def simulate(
         click.echo(to_json({"rows": [asdict(row) for row in rows]}))
         return
     click.echo(format_table(rows))
+
+
+def _note_other_model(config: MatrixConfig) -> None:
+    """Say so when lengths and step times are of different models; that is allowed, and a choice."""
+    from serving_sim.models import model_key
+    from serving_sim.profile import model_name
+    from traces.runlog import read_runs
+
+    timed = config.step_profile()
+    others = sorted({run.model for run in read_runs(config.runs)} - {timed.model})
+    others = [model for model in others if model_key(model) != model_name(timed)]
+    if others:
+        click.echo(
+            f"note: lengths are of {', '.join(others)}, step times of {timed.model}: the load is "
+            "theirs together",
+            err=True,
+        )
 
 
 def _refuse_matrix_options(context: click.Context) -> None:

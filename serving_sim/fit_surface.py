@@ -135,7 +135,7 @@ def fit_curve(
     grid, axes = thin(grid, axes, grid, KNOT_TOLERANCE)
     table = Table(axes, written(grid))
     found = np.interp(axis[held_out], axes[0], table.seconds)
-    return table, _fit_error(found, values[held_out])
+    return table, fit_error(found, values[held_out])
 
 
 def _points(measurements: Sequence[StepMeasurement]) -> _Points:
@@ -194,7 +194,8 @@ def _curves(
     both = decode_x >= chunk_x[0]
     cheaper = np.where(both, np.minimum(decode_s, np.interp(decode_x, chunk_x, chunk_s)), decode_s)
     axis = np.concatenate([decode_x, chunk_x[beyond]])
-    tokens_s = monotone(np.concatenate([cheaper, chunk_s[beyond] - overhead_s]))
+    beyond_s = np.maximum(cheaper[-1], chunk_s[beyond] - overhead_s)
+    tokens_s = monotone(np.concatenate([cheaper, beyond_s]))
     if len(axis) < 2:
         raise InvalidInput(
             "one batch size and one chunk size were measured: give two sizes at least, so that "
@@ -252,11 +253,12 @@ def _errors(profile: SurfaceProfile, points: _Points, held_out: np.ndarray) -> d
     for kind in SURFACES:
         scored = held_out & (points.kind == kind)
         if scored.any():
-            errors[kind] = _fit_error(found[scored], points.seconds[scored])
+            errors[kind] = fit_error(found[scored], points.seconds[scored])
     return errors
 
 
-def _fit_error(found: FloatArray, measured: FloatArray) -> FitError:
+def fit_error(found: FloatArray, measured: FloatArray) -> FitError:
+    """Return the quantiles of |found / measured - 1|."""
     if not measured.size:
         return FitError(0, 0.0, 0.0, 0.0)
     error = np.abs(found / measured - 1.0)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from contracts.errors import InvalidInput, unknown_name
+from contracts.files import atomic_write_text
 from serving_sim.config import EngineConfig
+from serving_sim.models import model_key
 from traces.safe_json import parse_json
 
 if TYPE_CHECKING:
@@ -142,9 +144,24 @@ def _alone_s(prompt_tokens: int, output_tokens: int, budget: int, profile: StepP
     return clock_s
 
 
-def save_profile(profile: AffineProfile, path: Path) -> None:
-    """Write ``profile`` as JSON."""
-    path.write_text(json.dumps(asdict(profile), indent=1) + "\n", encoding="utf-8")
+def save_profile(profile: AffineProfile | SurfaceProfile, path: Path) -> None:
+    """Write ``profile`` as JSON; the file is whole or absent."""
+    if isinstance(profile, AffineProfile):
+        text = json.dumps(asdict(profile), indent=1) + "\n"
+    else:
+        from serving_sim.surface_file import surface_text
+
+        text = surface_text(profile)
+    atomic_write_text(path, text)
+
+
+def profile_document(profile: AffineProfile | SurfaceProfile) -> dict[str, Any]:
+    """Return all that a profile says, as plain values."""
+    if isinstance(profile, AffineProfile):
+        return asdict(profile)
+    from serving_sim.surface_file import surface_document
+
+    return surface_document(profile)
 
 
 def list_profiles() -> tuple[str, ...]:
@@ -175,8 +192,37 @@ def load_profile(name_or_path: str | Path) -> AffineProfile | SurfaceProfile:
         return _parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
     if text not in list_profiles():
         raise unknown_name("profile", text, list_profiles())
-    bundled = resources.files("serving_sim") / "profiles" / f"{text}.json"
-    return _parse(bundled.read_text(encoding="utf-8"), text)
+    return _bundled(text)
+
+
+@lru_cache
+def _bundled(name: str) -> AffineProfile | SurfaceProfile:
+    file = resources.files("serving_sim") / "profiles" / f"{name}.json"
+    return _parse(file.read_text(encoding="utf-8"), name)
+
+
+def model_name(profile: AffineProfile | SurfaceProfile) -> str:
+    """Return the short name of the profile's model: no owner, no remarks, no variant."""
+    return model_key(profile.model.split()[0])
+
+
+def check_model(profile: AffineProfile | SurfaceProfile, model: str) -> None:
+    """Refuse a profile that was measured with another model than ``model``."""
+    if model_key(model) != model_name(profile):
+        raise InvalidInput(
+            f"profile {profile.name!r} holds step times of {profile.model!r}, not of {model!r}; "
+            "choose a profile of that model ('preemptbench profiles' lists them)"
+        )
+
+
+def strictly(profile: AffineProfile | SurfaceProfile) -> SurfaceProfile:
+    """Return the profile that refuses steps beyond its measured range."""
+    if isinstance(profile, AffineProfile):
+        raise InvalidInput(
+            f"profile {profile.name!r} is affine and keeps no range to be strict about; choose a "
+            "profile with measured tables"
+        )
+    return replace(profile, strict=True)
 
 
 def _parse(text: str, where: str) -> AffineProfile | SurfaceProfile:

@@ -134,6 +134,26 @@ class SurfaceProfile:
         return self.header.name
 
     @property
+    def source(self) -> str:
+        """Whose measurements, where."""
+        return self.header.source
+
+    @property
+    def licence(self) -> str:
+        """The licence of the measurements."""
+        return self.header.licence
+
+    @property
+    def hardware(self) -> str:
+        """The GPU."""
+        return self.header.hardware
+
+    @property
+    def model(self) -> str:
+        """The model that was timed."""
+        return self.header.model
+
+    @property
     def prefill_s_per_token(self) -> float:
         """Seconds of one more token, averaged over the measured range of the token curve."""
         curve = self.tables["tokens"]

@@ -11,14 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import numpy as np
 
 from contracts.errors import InvalidInput, unknown_name
-from contracts.files import atomic_write_text
 from serving_sim.surface import (
     MAX_CELLS,
     TABLES,
@@ -30,12 +28,8 @@ from serving_sim.surface import (
 
 FORMAT = "preemptbench-profile/1"
 _S_PER_US = 1e-6
+_HEADER = fields(ProfileHeader)
 _COUNTS = ("num_layers", "kv_bytes_per_token", "weight_bytes")
-
-
-def save_surface(profile: SurfaceProfile, path: Path) -> None:
-    """Write ``profile``; the file is whole or absent."""
-    atomic_write_text(path, surface_text(profile))
 
 
 def surface_text(profile: SurfaceProfile) -> str:
@@ -83,7 +77,7 @@ def parse_surface(data: Mapping[str, Any], where: str) -> SurfaceProfile:
     """Return the profile in a parsed file; raises InvalidInput for anything that is off."""
     if data.get("format") != FORMAT:
         raise InvalidInput(f"profile {where}: format is {data.get('format')!r}; expected {FORMAT}")
-    names = [field.name for field in fields(ProfileHeader)]
+    names = [field.name for field in _HEADER]
     known = ["format", *names, "errors", "skew_share", "graph_batch_sizes", "tables"]
     _known_keys(data, known, where)
     header = ProfileHeader(**{name: _header_value(data, name, where) for name in names})
@@ -104,7 +98,7 @@ def parse_surface(data: Mapping[str, Any], where: str) -> SurfaceProfile:
 
 def _header_value(data: Mapping[str, Any], name: str, where: str) -> Any:
     """Return a field of the header; texts are texts, counts whole numbers, the rest defaults."""
-    default = {f.name: f.default for f in fields(ProfileHeader)}[name]
+    default = {f.name: None if f.default is MISSING else f.default for f in _HEADER}[name]
     value: Any
     if name == "versions":
         value = _object(data, name, where)
