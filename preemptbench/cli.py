@@ -32,7 +32,6 @@ def cli() -> None:
 for command in (
     demo, collect, runs, oracle, train, score, simulate, policies, profiles, validate, calibrate,
     env,
-    env,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -23,6 +23,7 @@ from serving_sim.calibration.capacity import ModelFacts
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
 from serving_sim.calibration.result import Calibration
+from serving_sim.profile import save_profile
 
 if TYPE_CHECKING:
     from serving_sim.fit_surface import StepMeasurement
@@ -109,10 +110,8 @@ def _finish(
     header: ProfileHeader,
     profile_path: Path,
 ) -> Outcome:
-    from serving_sim.surface_file import save_surface
-
     calibration.profile = replace(calibration.profile, header=header)
-    save_surface(calibration.profile, profile_path)
+    save_profile(calibration.profile, profile_path)
     return Outcome(calibration, facts, header)
 
 

@@ -151,7 +151,10 @@ def test_a_calibration_ends_in_a_profile_that_simulates(calibrated: Path) -> Non
     assert profile.header.model == "tiny-llama"
     assert profile.header.kv_bytes_per_token == 512
     assert profile.step_s(StepWork(0, 0, 4, 4 * 64, 4, 64)) > 0.0
-    load, config = workload([20, 30, 10], [5, 8, 3]), EngineConfig(num_blocks=64)
+    load, config = (
+        workload([20, 30, 10], [5, 8, 3]),
+        EngineConfig(num_blocks=64, max_num_batched_tokens=32),
+    )
     records = simulate(load, config, profile).records
     assert [record.output_tokens for record in records] == [5, 8, 3]
     # 8 tokens take a prefill and 7 decode steps at least, none cheaper than a lone decode
