@@ -23,6 +23,7 @@ from serving_sim.calibration.capacity import ModelFacts
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
 from serving_sim.calibration.result import Calibration
+from serving_sim.calibration.shapes import published_name
 from serving_sim.profile import save_profile
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _header(plan: CalibrationPlan, journal: Journal) -> ProfileHeader:
     return ProfileHeader(
         name=plan.name or _slug(f"{hardware}-{model}-{facts.dtype}"),
         hardware=hardware,
-        model=model,
+        model=published_name(model),
         source="preemptbench calibrate: whole steps of a model with random weights",
         licence=plan.licence,
         dtype=facts.dtype,

@@ -9,64 +9,55 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import InvalidInput, missing_dependency, unknown_name
+from serving_sim.models import MODELS, Architecture
 from traces.safe_json import read_json
 
-# From the models' config.json files on the hub. How rotary angles are scaled is left out: it
-# changes values, not times.
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "llama-3.1-8b": {
-        "model_type": "llama",
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
-    },
-    "qwen3-8b": {
-        "model_type": "qwen3",
-        "vocab_size": 151_936,
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40_960,
-    },
-    "qwen3-32b": {
-        "model_type": "qwen3",
-        "vocab_size": 151_936,
-        "hidden_size": 5120,
-        "intermediate_size": 25_600,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40_960,
-    },
-    "deepseek-r1-distill-qwen-7b": {
-        "model_type": "qwen2",
-        "vocab_size": 152_064,
-        "hidden_size": 3584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131_072,
-    },
-    "tiny-llama": {
-        "model_type": "llama",
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-    },
+# model_type of transformers and the longest context, beside the sizes in serving_sim/models.py and
+# from the same files. How rotary angles are scaled is left out: it changes no time.
+_PUBLISHED: Mapping[str, tuple[str, int]] = {
+    "Llama-3.1-8B": ("llama", 131_072),
+    "Llama-2-70B": ("llama", 4096),
+    "Qwen3-8B": ("qwen3", 40_960),
+    "Qwen3-32B": ("qwen3", 40_960),
+    "Qwen3-30B-A3B": ("qwen3_moe", 40_960),
+    "DeepSeek-R1-Distill-Qwen-7B": ("qwen2", 131_072),
 }
+
+
+def _config(architecture: Architecture, model_type: str, max_context: int) -> dict[str, Any]:
+    """Return the config.json of a published model, as far as it matters for time."""
+    experts = {
+        "moe_intermediate_size": architecture.intermediate,
+        "num_experts": architecture.num_experts,
+        "num_experts_per_tok": architecture.experts_per_token,
+    }
+    return {
+        "model_type": model_type,
+        "vocab_size": architecture.vocabulary,
+        "hidden_size": architecture.hidden,
+        "intermediate_size": architecture.intermediate,
+        "num_hidden_layers": architecture.layers,
+        "num_attention_heads": architecture.heads,
+        "num_key_value_heads": architecture.kv_heads,
+        "head_dim": architecture.head_dim,
+        "max_position_embeddings": max_context,
+        "tie_word_embeddings": architecture.tied_head,
+        **(experts if architecture.num_experts else {}),
+    }
+
+
+TINY = "tiny-llama"
+_TINY = Architecture(2, 64, 4, 2, 16, 128, 256)  # for trials on a CPU
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    **{name.lower(): _config(MODELS[name], *rest) for name, rest in _PUBLISHED.items()},
+    TINY: _config(_TINY, "llama", 4096),
+}
+"""Configs of the named models, in lower case; for use with random weights."""
+
+
+def published_name(model: str) -> str:
+    """Return the name a model was published under, for a name in :data:`SHAPES`."""
+    return {name.lower(): name for name in _PUBLISHED}.get(model.lower(), model)
 
 
 def read_config(model: str) -> Any:
@@ -98,8 +89,8 @@ def read_config(model: str) -> Any:
 
 def _local_config(model: str) -> Mapping[str, Any] | None:
     """Return the config of a named shape or a path; None for what can only be a hub's id."""
-    if model in SHAPES:
-        return SHAPES[model]
+    if model.lower() in SHAPES:
+        return SHAPES[model.lower()]
     path = Path(model)
     if path.is_dir():
         path = path / "config.json"
