@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ from serving_sim.calibration.bench import BenchConfig
 from serving_sim.calibration.roofline import GpuPeaks, gpu_peaks
 from serving_sim.calibration.run import (
     CalibrationPlan,
-    Outcome,
     journal_path,
     refit_journal,
     run_calibration,
+    summary,
 )
 from serving_sim.calibration.shapes import SHAPES
 from serving_sim.calibration.timing import TimingRules
@@ -166,32 +167,12 @@ def _peaks(given: dict[str, Any]) -> GpuPeaks | None:
     return None if bandwidth is None else GpuPeaks(bandwidth * 1e9, peak * 1e12)
 
 
-def summary(outcome: Outcome, path: Path) -> dict[str, Any]:
-    """Return what a calibration found, as one flat object."""
-    result, header = outcome.calibration, outcome.header
-    return {
-        "profile": str(path),
-        "name": header.name,
-        "hardware": header.hardware,
-        "model": header.model,
-        "dtype": header.dtype,
-        "kernel": header.kernel,
-        "versions": " ".join(f"{name} {version}" for name, version in header.versions.items()),
-        "clocks": header.clock_state,
-        "steps_timed": len(result.measured) + len(result.mixed),
-        "steps_skipped": len(result.skipped),
-        "rounds": len(result.rounds),
-        "stopped": result.stopped,
-        "held_out_error": result.held_out_error,
-        "mixed_error": result.mixed_error,
-        "wall_s": round(result.wall_s, 1),
-    }
-
-
 def format_summary(facts: dict[str, Any]) -> str:
     """Return the summary as text for a terminal."""
     lines = []
     for key, value in facts.items():
-        text = f"{value:.2%}" if key.endswith("_error") else str(value)
+        text = str(value)
+        if key.endswith("_error"):
+            text = "-" if math.isnan(value) else f"{value:.2%}"
         lines.append(f"{key.replace('_', ' '):<16} {text}")
     return "\n".join(lines)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Fit = Callable[[Sequence["StepMeasurement"], Grid], ProfileT]
 OnStep = Callable[[int, int, str], None]  # steps done, steps planned so far, a note
+_BUDGET_USED = "budget used"
 _WORST = 3.0  # times the target: 9 % by default, for a bar of 10 % on the 99th percentile
 
 
@@ -143,7 +144,7 @@ def calibrate(
             _refine(session, probes, settings.target_error)
             profile = session.fit(fit)
     except _OutOfTime:
-        stopped = "budget used"
+        stopped = _BUDGET_USED
     # the last probes lie between the knots: held out of the tables, they count in their error
     profile = session.fit(fit)
     return Calibration(
@@ -227,6 +228,8 @@ def refit(
         _NoBench(room_tokens), grid, fit, journal, settings, started_s=begin_s - settings.budget_s
     )
     result.wall_s = time.monotonic() - begin_s
+    if result.stopped == _BUDGET_USED:
+        result.stopped = "where the journal ends"
     return result
 
 

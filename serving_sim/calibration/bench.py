@@ -96,11 +96,14 @@ class TorchBench:
     def _set_up_cuda(self) -> None:
         import torch
 
+        torch.cuda.set_device(self._device)  # events, streams and graphs go by the current device
         properties = torch.cuda.get_device_properties(self._device)
         self._clocks = open_clock_log(str(properties.uuid))
         flush = None
         if self._config.flush_l2:
-            scratch = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
+            scratch = torch.empty(
+                2 * properties.L2_cache_size, dtype=torch.int8, device=self._device
+            )
             flush = scratch.zero_
         sample = self._clocks.sample if self._clocks else lambda: None
         self._timer = CudaTimer(torch.cuda, flush, sample)
@@ -290,7 +293,7 @@ def _device(device: str) -> str:
             f"device {device!r}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA "
             "devices; install a CUDA build of torch and check nvidia-smi, or use --device cpu"
         )
-    return device
+    return f"cuda:{int(index or 0)}" if kind == "cuda" else kind
 
 
 def _kernel(config: BenchConfig, device: str) -> str:

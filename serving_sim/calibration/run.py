@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contracts.errors import InvalidInput
 from serving_sim.calibration.adaptive import (
@@ -103,6 +103,28 @@ def refit_journal(plan: CalibrationPlan, journal_file: Path, profile_path: Path)
     header = _header(plan, journal)
     calibration = refit(journal, grid, _fit_with(header), room_tokens, plan.settings.target_error)
     return _finish(calibration, facts, header, profile_path)
+
+
+def summary(outcome: Outcome, path: Path) -> dict[str, Any]:
+    """Return what a calibration found, as one flat object."""
+    result, header = outcome.calibration, outcome.header
+    return {
+        "profile": str(path),
+        "name": header.name,
+        "hardware": header.hardware,
+        "model": header.model,
+        "dtype": header.dtype,
+        "kernel": header.kernel,
+        "versions": " ".join(f"{name} {version}" for name, version in header.versions.items()),
+        "clocks": header.clock_state,
+        "steps_timed": len(result.measured) + len(result.mixed),
+        "steps_skipped": len(result.skipped),
+        "rounds": len(result.rounds),
+        "stopped": result.stopped,
+        "held_out_error": result.held_out_error,
+        "mixed_error": result.mixed_error,
+        "wall_s": round(result.wall_s, 1),
+    }
 
 
 def _finish(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,10 +18,11 @@ from preemptbench.cli import cli
 from serving_sim.calibration import bench as bench_module
 from serving_sim.calibration.attention import KvArena
 from serving_sim.calibration.bench import BenchConfig, TorchBench, open_bench
+from serving_sim.calibration.graphs import capture
 from serving_sim.calibration.shapes import SHAPES, published_name, read_config
 from serving_sim.calibration.shapes import TINY as TINY_NAME
 from serving_sim.calibration.steps import StepDoesNotFit, StepShape
-from serving_sim.calibration.timing import CpuTimer, TimingRules
+from serving_sim.calibration.timing import CpuTimer, Run, TimingRules
 from serving_sim.config import EngineConfig
 from serving_sim.engine import simulate
 from serving_sim.models import MODELS
@@ -291,3 +297,157 @@ def test_a_fixed_kernel_is_used_and_named() -> None:
     found = open_bench(config, [StepShape(0, 0, 1, 16)])
     assert found.identity["kernel"] == "torch sdpa math, eager"
     assert isinstance(found._timer, CpuTimer)
+
+
+# what only a GPU runs, as far as a machine without one can tell
+
+
+class FakeGraphs:
+    """torch.cuda as far as a capture uses it: it notes what happens on which stream."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.on = "main"
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"capture asked for torch.cuda.{name}")
+
+    def Stream(self) -> FakeStream:  # noqa: N802
+        return FakeStream(self, "side")
+
+    def current_stream(self) -> FakeStream:
+        return FakeStream(self, "main")
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        self.on, before = stream.name, self.on
+        yield
+        self.on = before
+
+    def CUDAGraph(self) -> FakeGraph:  # noqa: N802
+        return FakeGraph(self)
+
+    @contextlib.contextmanager
+    def graph(self, graph: FakeGraph, stream: FakeStream) -> Iterator[None]:
+        self.on = f"capture on {stream.name}"
+        yield
+        self.on = "main"
+
+
+@dataclass
+class FakeStream:
+    cuda: FakeGraphs
+    name: str
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.cuda.log.append(f"{self.name} waits for {other.name}")
+
+
+@dataclass
+class FakeGraph:
+    cuda: FakeGraphs
+
+    def replay(self) -> None:
+        self.cuda.log.append("replay")
+
+
+def test_a_capture_warms_up_where_it_captures_and_replays_without_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeGraphs()
+    monkeypatch.setattr("torch.cuda", cuda)
+    replay = capture(lambda: cuda.log.append(f"run, {cuda.on}"), warm_ups=2)
+    assert cuda.log == [
+        "side waits for main", "run, side", "run, side", "main waits for side", "synchronize",
+        "run, capture on side",
+    ]  # fmt: skip
+    cuda.log.clear()
+    replay()
+    replay()
+    assert cuda.log == ["replay", "replay"]
+
+
+def test_only_small_steps_replay_a_graph(tiny: TorchBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[Run] = []
+
+    def spy(run: Run) -> Run:
+        captured.append(run)
+        return run
+
+    monkeypatch.setattr(bench_module, "capture", spy)
+    monkeypatch.setattr(tiny, "_graph_max_tokens", 8)
+    tiny.time(StepShape(8, 0))
+    assert len(captured) == 1
+    assert tiny.kernel == "torch sdpa auto, CUDA graphs up to 8 tokens"
+    tiny.time(StepShape(8, 0, 1, 8))
+    assert len(captured) == 1
+
+
+def test_a_model_that_cannot_be_captured_is_timed_eagerly_and_says_so(
+    tiny: TorchBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(run: Run) -> Run:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(bench_module, "capture", refuse)
+    monkeypatch.setattr(tiny, "_graph_max_tokens", 8)
+    monkeypatch.setattr(tiny, "notes", [])
+    tiny._try_graphs()
+    assert "operation not permitted" in tiny.notes[0]
+    assert tiny.kernel == "torch sdpa auto, eager"
+
+
+def test_a_step_that_runs_out_of_memory_is_left_out(
+    tiny: TorchBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    emptied: list[bool] = []
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(bench_module, "measure", refuse)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    with pytest.raises(StepDoesNotFit, match="working memory"):
+        tiny.time(StepShape(8, 0))
+    assert emptied == [True]
+
+
+# the script for a GPU machine, on a machine that has torch and transformers only
+
+_WITHOUT = """
+import importlib.util, runpy, sys
+
+class Without:
+    names = {"numba", "scipy", "matplotlib", "click", "pyarrow", "lightgbm", "sklearn"}
+    def find_spec(self, name, path=None, target=None):
+        if name in self.names:
+            raise ModuleNotFoundError(name, name=name)
+
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in Without.names else found(name, *rest)
+sys.meta_path.insert(0, Without())
+sys.argv = ["calibrate_gpu", *sys.argv[1:]]
+runpy.run_module("benchmarks.calibrate_gpu", run_name="__main__")
+"""
+
+
+def test_the_gpu_script_times_with_torch_alone_and_is_fitted_elsewhere(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, "--models", "tiny-llama", "no-such", "--device", "cpu",
+         "--dtype", "float32", *BOUNDS, "--out", str(tmp_path), "--budget-s", "300"],
+        capture_output=True, text=True, cwd=root, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "summary.json").read_text())
+    assert facts["tiny-llama"]["stopped"] == "every step timed"
+    assert "unknown model 'no-such'" in facts["no-such"]["error"]
+    out = tmp_path / "p.json"
+    result = _calibrate("--from-journal", tmp_path / "tiny-llama.jsonl", "--out", out)
+    assert result.exception is None, result.output
+    assert load_profile(out).name == "cpu-x1-tiny-llama-float32"
