@@ -79,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "qwen3-8b"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--fuse", action="store_true", help="torch.compile norms and MLP")
     parser.add_argument("--max-batch", type=int, default=256)
     parser.add_argument("--max-context", type=int, default=32_768)
     parser.add_argument("--max-chunk", type=int, default=8192)
@@ -89,7 +90,7 @@ def _arguments() -> argparse.Namespace:
 
 def _plan(args: argparse.Namespace, model: str, budget_s: float) -> CalibrationPlan:
     return CalibrationPlan(
-        bench=BenchConfig(model=model, dtype=args.dtype, device=args.device),
+        bench=BenchConfig(model=model, dtype=args.dtype, device=args.device, fuse=args.fuse),
         max_batch=args.max_batch,
         max_context_tokens=args.max_context,
         max_chunk_tokens=args.max_chunk,

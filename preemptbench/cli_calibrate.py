@@ -52,6 +52,10 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Steps up to this size replay a CUDA graph; 0 launches all eagerly.",
         ),
         click.option(
+            "--fuse", is_flag=True,
+            help="Compile norms and feed-forward parts (torch.compile), as engines fuse them.",
+        ),
+        click.option(
             "--flush-l2", is_flag=True,
             help="Empty the L2 cache before each run: for models so small that they stay in it.",
         ),
@@ -139,6 +143,7 @@ def _plan(given: dict[str, Any]) -> CalibrationPlan:
         device=given["device"],
         attention=given["attention"],
         graph_max_tokens=given["graph_max_tokens"],
+        fuse=given["fuse"],
         memory_share=given["memory_share"],
         flush_l2=given["flush_l2"],
         rules=TimingRules(

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.errors import InvalidInput, missing_dependency, unknown_name
 from serving_sim.calibration import attention
-from serving_sim.calibration.capacity import ModelFacts, arena_tokens, free_bytes, model_facts
+from serving_sim.calibration.capacity import ModelFacts, arena_tokens, model_facts
 from serving_sim.calibration.clocks import ClockLog, open_clock_log
+from serving_sim.calibration.device import free_bytes, resolve_device
+from serving_sim.calibration.fusion import fuse
 from serving_sim.calibration.graphs import capture
 from serving_sim.calibration.shapes import config_sha256, read_config
 from serving_sim.calibration.steps import StepDoesNotFit, StepShape
@@ -55,7 +57,8 @@ class BenchConfig:
     ``attention`` names the kernel of scaled_dot_product_attention: flash, math, or auto (flash for
     16-bit types on a GPU, torch's choice elsewhere). Steps of up to ``graph_max_tokens`` tokens
     replay a captured CUDA graph, larger ones are launched eagerly, as vLLM does by default; 0 takes
-    every step eagerly. ``memory_share`` of the free memory may be used. ``flush_l2`` empties the
+    every step eagerly. ``fuse`` compiles norms and feed-forward parts (torch.compile).
+    ``memory_share`` of the free memory may be used. ``flush_l2`` empties the
     cache before each run: only for models whose weights would stay in it.
     """
 
@@ -64,6 +67,7 @@ class BenchConfig:
     device: str = "auto"
     attention: str = "auto"
     graph_max_tokens: int = 512
+    fuse: bool = False
     memory_share: float = 0.9
     flush_l2: bool = False
     rules: TimingRules = field(default_factory=TimingRules)
@@ -158,7 +162,8 @@ class TorchBench:
         """Attention kernel and way of launching."""
         graphs = self._graph_max_tokens
         launch = f"CUDA graphs up to {graphs} tokens" if graphs else "eager"
-        return f"torch sdpa {self._kernel}, {launch}"
+        fused = ", norms and MLP compiled" if self._config.fuse else ""
+        return f"torch sdpa {self._kernel}, {launch}{fused}"
 
     @property
     def versions(self) -> dict[str, str]:
@@ -242,7 +247,7 @@ def open_bench(config: BenchConfig, shapes: Sequence[StepShape]) -> TorchBench:
         import torch
     except ImportError:
         raise missing_dependency("torch", "collect", "calibrate") from None
-    device = _device(config.device)
+    device = resolve_device(config.device)
     model_config = read_config(config.model)
     facts = model_facts(model_config, _build(model_config, config, "meta"), config.dtype)
     longest = max(max(s.prefill_tokens_kept, s.decode_context_tokens) for s in shapes)
@@ -254,6 +259,8 @@ def open_bench(config: BenchConfig, shapes: Sequence[StepShape]) -> TorchBench:
     tokens = arena_tokens(facts, shapes, free_bytes(device, config.memory_share))
     torch.manual_seed(0)
     model = _build(model_config, config, device)
+    if config.fuse:
+        fuse(model)
     bench = TorchBench(config, device, model, facts, config_sha256(model_config))
     bench.allocate(tokens)
     return bench
@@ -278,22 +285,6 @@ def _build(model_config: Any, config: BenchConfig, device: str) -> Any:
             f"model {config.model!r} ({type(model_config).__name__}) is no causal language model "
             f"that can be built: {said}"
         ) from error
-
-
-def _device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = device.partition(":")
-    if kind not in ("cuda", "cpu") or (index and not index.isdecimal()):
-        raise unknown_name("device", device, ("auto", "cuda", "cuda:0", "cpu"))
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"device {device!r}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA "
-            "devices; install a CUDA build of torch and check nvidia-smi, or use --device cpu"
-        )
-    return f"cuda:{int(index or 0)}" if kind == "cuda" else kind
 
 
 def _kernel(config: BenchConfig, device: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,18 +68,6 @@ def arena_tokens(facts: ModelFacts, shapes: Sequence[StepShape], free_bytes: int
 
 def _gib(count: int) -> str:
     return f"{count / GIB:.2f} GiB"
-
-
-def free_bytes(device: str, share: float) -> int:
-    """Return ``share`` of the bytes that are free on ``device`` now."""
-    if not 0.0 < share <= 1.0:
-        raise InvalidInput(f"memory share {share}: give a share in (0, 1]")
-    if device.startswith("cuda"):
-        import torch
-
-        free = int(torch.cuda.mem_get_info(device)[0])
-        return math.floor(share * free)
-    return math.floor(share * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def model_facts(config: Any, model: Any, dtype: str) -> ModelFacts:

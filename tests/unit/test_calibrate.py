@@ -18,6 +18,7 @@ from preemptbench.cli import cli
 from serving_sim.calibration import bench as bench_module
 from serving_sim.calibration.attention import KvArena
 from serving_sim.calibration.bench import BenchConfig, TorchBench, open_bench
+from serving_sim.calibration.fusion import fuse
 from serving_sim.calibration.graphs import capture
 from serving_sim.calibration.shapes import SHAPES, published_name, read_config
 from serving_sim.calibration.shapes import TINY as TINY_NAME
@@ -368,6 +369,23 @@ def test_a_capture_warms_up_where_it_captures_and_replays_without_running(
     replay()
     replay()
     assert cuda.log == ["replay", "replay"]
+
+
+def test_fused_parts_compute_the_same(tiny: TorchBench) -> None:
+    """Compiled without code generation: what is tested is which parts are taken, and that the model
+    runs through them. Two layers with two norms and an MLP each, and the last norm."""
+    import torch
+
+    model = open_bench(TINY, [StepShape(0, 0, 1, 16)])._model
+    ids = torch.arange(6)[None]
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        before = model(input_ids=ids, use_cache=False).logits
+        assert fuse(model, backend="eager") == 7
+        after = model(input_ids=ids, use_cache=False).logits
+    compiled = sum(part._compiled_call_impl is not None for part in model.modules())
+    assert compiled == 7
+    torch.testing.assert_close(after, before, rtol=0.0, atol=1e-6)
 
 
 def test_only_small_steps_replay_a_graph(tiny: TorchBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from contracts.errors import InvalidInput
 from serving_sim.calibration.adaptive import CalibrationSettings, calibrate, refit
-from serving_sim.calibration.capacity import ModelFacts, arena_tokens, free_bytes
+from serving_sim.calibration.capacity import ModelFacts, arena_tokens
 from serving_sim.calibration.clocks import ClockLog
+from serving_sim.calibration.device import free_bytes
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
 from serving_sim.calibration.result import work_of
