@@ -9,8 +9,10 @@ from contracts.errors import InvalidInput, unknown_name
 
 
 def resolve_device(device: str) -> str:
-    """Return ``device`` as torch names it, ``auto`` and ``cuda`` resolved; raises InvalidInput for one
-    that is not there."""
+    """Return ``device`` as torch names it; ``auto`` is a GPU where there is one.
+
+    Raises InvalidInput for a device that is not there.
+    """
     import torch
 
     if device == "auto":
