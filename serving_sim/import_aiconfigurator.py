@@ -243,11 +243,12 @@ class _Whole:
 
 def _prefill_plane(prompts: FloatArray, layers: int) -> Table:
     """Return the plane over chunk and prefix, from single prompts of lengths that double: what a
-    prompt of both takes less what one of the prefix takes, and never less than a chunk alone."""
+    prompt of both takes less what one of the prefix takes (above the shortest prompt's, which is
+    the kernel's start), and never less than a chunk alone."""
     single = prompts[(prompts[:, 0] == 1) & (np.log2(prompts[:, 1]) % 1 == 0)]
     lengths, seconds = single[:, 1], layers * single[:, 2]
     prefixes = np.concatenate([[0.0], lengths[:-1]])
-    alone = np.where(prefixes > 0, _interp(lengths, seconds, prefixes), 0.0)
+    alone = np.where(prefixes > 0, _interp(lengths, seconds, prefixes) - seconds[0], 0.0)
     # beyond the longest prompt, time grows with the square of the length
     longest = lengths[-1]
 
