@@ -144,6 +144,25 @@ class _Gemm:
         return seconds
 
 
+def interpolated_gemm_errors(folder: Path) -> FloatArray:
+    """Return |from neighbours / timed - 1| of products that are left out of the table in turn: for
+    each inner n, every k of at least 1,024 and every m; what a shape nobody timed is off by."""
+    columns = _table(folder, "gemm_perf", gemm_dtype="bfloat16")
+    errors = []
+    for n in np.unique(columns["n"])[1:-1]:
+        if n < 1024:
+            continue
+        rest = columns["n"] != n
+        gemm = _Gemm({name: column[rest] for name, column in columns.items()})
+        for k in np.unique(columns["k"])[:-1]:
+            own = (columns["n"] == n) & (columns["k"] == k) & (columns["m"] <= MAX_TOKENS)
+            if k < 1024 or not own.any():
+                continue
+            found = _interp(gemm.m, gemm.over_m(int(n), int(k)), columns["m"][own])
+            errors.append(np.abs(found / (columns["latency"][own] * _S_PER_MS) - 1.0))
+    return np.concatenate(errors)
+
+
 def _interp(axis: FloatArray, values: FloatArray, x: FloatArray) -> FloatArray:
     """Return values at ``x``: linear, on from the last two beyond, level before the first."""
     right = np.clip(np.searchsorted(axis, x, side="right"), 1, len(axis) - 1)
