@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from serving_sim.models import architecture
+from serving_sim.models import Architecture, architecture
 from serving_sim.profile import StepWork, list_profiles, load_profile
 from serving_sim.roofline import PEAKS, roofline_s
 from serving_sim.surface import SurfaceProfile
 
+LLAMA_2_7B = Architecture(32, 4096, 32, 32, 128, 11008, 32_000)
 STEPS = {
     "1 decode at 1,024": StepWork(0, 0, 1, 1024, 1, 1024),
     "64 at 1,024": StepWork(0, 0, 64, 64 * 1024, 64, 1024),
@@ -97,27 +98,45 @@ def print_interpolated_shapes(data: Path) -> None:
 
 
 def print_vidur(data: Path) -> None:
-    """Print Vidur's dense layers of Llama-3-8B on H100 beside the composed token curve."""
-    table = pq.read_table(data / "costs_vidur/mlp.parquet").to_pylist()
-    parts = (
-        "input_layernorm_median_ms", "attn_pre_proj_median_ms", "attn_rope_median_ms",
-        "attn_post_proj_median_ms", "post_attention_layernorm_median_ms", "mlp_up_proj_median_ms",
-        "mlp_act_median_ms", "mlp_down_proj_median_ms", "add_median_ms",
-    )  # fmt: skip
-    profile = load_profile("h100-llama-3.1-8b-tp1")
-    assert isinstance(profile, SurfaceProfile)
-    curve = profile.tables["tokens"]
-    print("\n| tokens | Vidur, H100, 32 layers, ms | token curve, ms |\n|---|---|---|")
-    for tokens in (16, 128, 512, 1024, 2048, 4096):
-        rows = [
-            r for r in table
-            if r["device"] == "h100" and r["model"] == "meta-llama/Meta-Llama-3-8B"
-            and r["num_tensor_parallel_workers"] == 1 and r["num_tokens"] == tokens
-        ]  # fmt: skip
-        if rows:
-            vidur_ms = 32 * float(np.median([sum(r[part] for part in parts) for r in rows]))
-            ours_ms = 1e3 * float(np.interp(tokens, curve.axes[0], curve.seconds))
-            print(f"| {tokens:,} | {vidur_ms:.2f} | {ours_ms:.2f} |")
+    """Print Vidur's dense layers of Llama-2-7B on H100 beside the same composed here."""
+    from serving_sim.import_aiconfigurator import dense_curve
+
+    table = pq.read_table(
+        data / "costs_vidur/mlp.parquet",
+        filters=[
+            ("device", "=", "h100"), ("model", "=", "meta-llama/Llama-2-7b-hf"),
+            ("num_tensor_parallel_workers", "=", 1),
+        ],
+    ).to_pydict()  # fmt: skip
+    parts = [
+        column for name, column in table.items()
+        if name.endswith("_median_ms") and name != "emb_median_ms"
+    ]  # fmt: skip
+    vidur_ms = dict(zip(table["num_tokens"], 32 * np.sum(parts, axis=0), strict=True))
+    tokens, seconds = dense_curve(data / "costs_aiconfigurator/h100_sxm", LLAMA_2_7B)
+    print("\n| tokens | Vidur ms | composed ms |\n|---|---|---|")
+    for x in (16, 128, 512, 1024, 2048, 4096):
+        if x in vidur_ms:
+            print(f"| {x:,} | {vidur_ms[x]:.2f} | {1e3 * np.interp(x, tokens, seconds):.2f} |")
+
+
+def print_splitwise(data: Path) -> None:
+    """Print Splitwise's whole steps of Llama-2-70B on eight H100 beside the roofline."""
+    table = pq.read_table(
+        data / "costs_splitwise/perf_model.parquet",
+        filters=[
+            ("model", "=", "llama2-70b"), ("hardware", "=", "h100-80gb"),
+            ("tensor_parallel", "=", 8), ("prompt_size", "=", 512), ("token_size", "=", 128),
+        ],
+    ).to_pydict()  # fmt: skip
+    shape = architecture("Llama-2-70B")
+    batch = np.array(table["batch_size"])
+    print("\n| batch | decode step ms | times the roofline |\n|---|---|---|")
+    for n in np.unique(batch).tolist():
+        step_ms = float(np.median(np.array(table["token_time"])[batch == n]))
+        work = StepWork(0, 0, n, n * 576, n, 576)
+        floor_ms = 1e3 * roofline_s(shape, PEAKS["h100"], 8, work)
+        print(f"| {n} | {step_ms:.1f} | {step_ms / floor_ms:.1f} |")
 
 
 def draw(profiles: dict[str, SurfaceProfile], out: Path) -> None:
@@ -168,6 +187,7 @@ def main() -> None:
     print_roofline(profiles)
     print_blis(Path(args.data), profiles["h100-llama-3.1-8b-tp1"])
     print_vidur(Path(args.data))
+    print_splitwise(Path(args.data))
     print()
     print_interpolated_shapes(Path(args.data))
     draw(profiles, args.out)

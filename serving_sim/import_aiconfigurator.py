@@ -144,6 +144,12 @@ class _Gemm:
         return seconds
 
 
+def dense_curve(folder: Path, shape: Architecture) -> tuple[FloatArray, FloatArray]:
+    """Return tokens and the seconds of all but attention and head on one GPU, as composed."""
+    gemm = _Gemm(_table(folder, "gemm_perf", gemm_dtype="bfloat16"))
+    return gemm.m, _dense(folder, shape, 1, gemm, read_card(folder / "system.yaml"))
+
+
 def interpolated_gemm_errors(folder: Path) -> FloatArray:
     """Return |from neighbours / timed - 1| of products that are left out of the table in turn: for
     each inner n, every k of at least 1,024 and every m; what a shape nobody timed is off by."""
