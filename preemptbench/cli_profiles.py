@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from contracts.errors import InvalidInput
 from preemptbench.options import to_json
 
 if TYPE_CHECKING:
@@ -128,6 +129,86 @@ def blocks(
         return
     for key, value in facts.items():
         click.echo(f"{key.replace('_', ' '):<20} {value}")
+
+
+@profiles.command()
+@click.option(
+    "--from",
+    "log_path",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="requests.jsonl of an engine (request_id, input_toks, output_toks, queued_ts, "
+    "first_token_ts, last_token_ts), or a run folder, which also says how the engine was set.",
+)
+@click.option("--blocks", type=click.IntRange(min=2), help="KV blocks of the engine, of 16 tokens.")
+@click.option("--seqs", default=256, show_default=True, type=click.IntRange(min=1))
+@click.option("--batched-tokens", default=8192, show_default=True, type=click.IntRange(min=1))
+@click.option("--model", default="not stated", help="The model that was served.")
+@click.option("--hardware", default="not stated", help="The GPU that served it.")
+@click.option(
+    "--out",
+    "out_path",
+    type=click.Path(path_type=Path),
+    default=Path("profile.json"),
+    show_default=True,
+    help="Profile file to write; other verbs take it as --profile FILE.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def fit(
+    log_path: Path,
+    blocks: int | None,
+    seqs: int,
+    batched_tokens: int,
+    model: str,
+    hardware: str,
+    out_path: Path,
+    as_json: bool,
+) -> None:
+    """Estimate a profile from an engine's own request log.
+
+    For engines that nobody can calibrate. The step engine replays the log with trial step times;
+    each round, least squares over the requests' times gives better ones. One request in five is
+    left out and says how good the result is.
+    """
+    from eval.log_profile import fit_from_log
+    from eval.recorded_run import read_recorded_run, read_request_log
+    from preemptbench.progress import Bar
+    from serving_sim.config import EngineConfig
+    from serving_sim.profile import save_profile
+
+    run = read_recorded_run(log_path) if log_path.is_dir() else None
+    log = read_request_log(log_path, log_path.stem) if run is None else run
+    if run is not None:
+        config, model = run.config, run.model if model == "not stated" else model
+    elif blocks is not None:
+        config = EngineConfig(
+            num_blocks=blocks, max_num_seqs=seqs, max_num_batched_tokens=batched_tokens
+        )
+    else:
+        raise InvalidInput(
+            f"{log_path} does not say how many KV blocks the engine had: give --blocks (vLLM "
+            "prints them when it starts; 'preemptbench profiles blocks' estimates them)"
+        )
+    with Bar("round") as bar:
+        found = fit_from_log(
+            log.workload, config, log.first_token_s, log.end_s, out_path.stem, on_round=bar.update
+        )
+    source = (
+        f"estimated from {log_path.name} ({found.num_fitted} requests); end-to-end times of "
+        f"{found.num_held_out} others: {found.held_out_median_error:.2%} off at the median"
+    )
+    profile = replace(found.profile, source=source, model=model, hardware=hardware)
+    save_profile(profile, out_path)
+    if as_json:
+        click.echo(to_json(asdict(replace(found, profile=profile))))
+        return
+    for key in ("fixed_s", "per_token_s", "per_context_token_s"):
+        click.echo(f"{key:<22} {getattr(profile, key):.4g}")
+    click.echo(
+        f"end-to-end times, simulated against the log: median {found.held_out_median_error:.2%}, "
+        f"mean {found.held_out_mean_error:.2%} off ({found.num_held_out} requests left out)"
+    )
+    click.echo(f"written: {out_path}", err=True)
 
 
 def describe_profile(profile: AffineProfile | SurfaceProfile) -> dict[str, Any]:

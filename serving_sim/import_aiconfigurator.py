@@ -144,6 +144,31 @@ class _Gemm:
         return seconds
 
 
+def dense_curve(folder: Path, shape: Architecture) -> tuple[FloatArray, FloatArray]:
+    """Return tokens and the seconds of all but attention and head on one GPU, as composed."""
+    gemm = _Gemm(_table(folder, "gemm_perf", gemm_dtype="bfloat16"))
+    return gemm.m, _dense(folder, shape, 1, gemm, read_card(folder / "system.yaml"))
+
+
+def interpolated_gemm_errors(folder: Path) -> FloatArray:
+    """Return |from neighbours / timed - 1| of products that are left out of the table in turn: for
+    each inner n, every k of at least 1,024 and every m; what a shape nobody timed is off by."""
+    columns = _table(folder, "gemm_perf", gemm_dtype="bfloat16")
+    errors = []
+    for n in np.unique(columns["n"])[1:-1]:
+        if n < 1024:
+            continue
+        rest = columns["n"] != n
+        gemm = _Gemm({name: column[rest] for name, column in columns.items()})
+        for k in np.unique(columns["k"])[:-1]:
+            own = (columns["n"] == n) & (columns["k"] == k) & (columns["m"] <= MAX_TOKENS)
+            if k < 1024 or not own.any():
+                continue
+            found = _interp(gemm.m, gemm.over_m(int(n), int(k)), columns["m"][own])
+            errors.append(np.abs(found / (columns["latency"][own] * _S_PER_MS) - 1.0))
+    return np.concatenate(errors)
+
+
 def _interp(axis: FloatArray, values: FloatArray, x: FloatArray) -> FloatArray:
     """Return values at ``x``: linear, on from the last two beyond, level before the first."""
     right = np.clip(np.searchsorted(axis, x, side="right"), 1, len(axis) - 1)
@@ -243,11 +268,12 @@ class _Whole:
 
 def _prefill_plane(prompts: FloatArray, layers: int) -> Table:
     """Return the plane over chunk and prefix, from single prompts of lengths that double: what a
-    prompt of both takes less what one of the prefix takes, and never less than a chunk alone."""
+    prompt of both takes less what one of the prefix takes (above the shortest prompt's, which is
+    the kernel's start), and never less than a chunk alone."""
     single = prompts[(prompts[:, 0] == 1) & (np.log2(prompts[:, 1]) % 1 == 0)]
     lengths, seconds = single[:, 1], layers * single[:, 2]
     prefixes = np.concatenate([[0.0], lengths[:-1]])
-    alone = np.where(prefixes > 0, _interp(lengths, seconds, prefixes), 0.0)
+    alone = np.where(prefixes > 0, _interp(lengths, seconds, prefixes) - seconds[0], 0.0)
     # beyond the longest prompt, time grows with the square of the length
     longest = lengths[-1]
 
