@@ -30,7 +30,7 @@ from contracts.files import atomic_write_text
 from serving_sim.calibration.adaptive import CalibrationSettings, time_grid
 from serving_sim.calibration.bench import BenchConfig, open_bench
 from serving_sim.calibration.grid import AXES, Grid
-from serving_sim.calibration.roofline import gpu_peaks, roofline_s
+from serving_sim.calibration.roofline import gpu_peak, step_roofline_s
 from serving_sim.calibration.run import (
     CalibrationPlan,
     Outcome,
@@ -102,20 +102,20 @@ def _calibrated(plan: CalibrationPlan, out: Path) -> dict[str, Any]:
     from serving_sim.calibration.report import write_report
 
     outcome = run_calibration(plan, out, _progress)
-    peaks = gpu_peaks(outcome.header.hardware)
-    write_report(outcome.calibration, outcome.facts, peaks, [], out.with_suffix(".png"))
+    peak = gpu_peak(outcome.header.hardware)
+    write_report(outcome.calibration, outcome.facts, peak, [], out.with_suffix(".png"))
     return summary(outcome, out) | _beside_the_roofline(outcome)
 
 
 def _beside_the_roofline(outcome: Outcome) -> dict[str, Any]:
     """Return by surface how many times the roofline the measured steps take, in the median."""
-    peaks = gpu_peaks(outcome.header.hardware)
-    if peaks is None:
+    peak = gpu_peak(outcome.header.hardware)
+    if peak is None:
         return {}
     ratios: dict[str, list[float]] = {}
     for row in outcome.calibration.measured:
         shape = shape_of(row)
-        bound_s = roofline_s(shape, outcome.facts, peaks)
+        bound_s = step_roofline_s(shape, outcome.facts, peak)
         ratios.setdefault(shape.surface, []).append(row.seconds / bound_s)
     return {
         f"{surface}_times_the_roofline": round(statistics.median(values), 3)

@@ -13,7 +13,7 @@ from preemptbench.options import to_json
 from preemptbench.progress import Bar
 from serving_sim.calibration.adaptive import CalibrationSettings
 from serving_sim.calibration.bench import BenchConfig
-from serving_sim.calibration.roofline import GpuPeaks, gpu_peaks
+from serving_sim.calibration.roofline import gpu_peak
 from serving_sim.calibration.run import (
     CalibrationPlan,
     journal_path,
@@ -23,6 +23,7 @@ from serving_sim.calibration.run import (
 )
 from serving_sim.calibration.shapes import SHAPES
 from serving_sim.calibration.timing import TimingRules
+from serving_sim.roofline import Peak
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,7 @@ def calibrate(
         click.echo(f"note: {note}", err=True)
     facts = summary(outcome, out)
     if report is not None:
-        found = peaks or gpu_peaks(outcome.header.hardware)
+        found = peaks or gpu_peak(outcome.header.hardware)
         rows = [(key.replace("_", " "), str(value)) for key, value in facts.items()]
         write_report(outcome.calibration, outcome.facts, found, rows, report)
         click.echo(f"report: {report}", err=True)
@@ -163,13 +164,15 @@ def _plan(given: dict[str, Any]) -> CalibrationPlan:
     )
 
 
-def _peaks(given: dict[str, Any]) -> GpuPeaks | None:
+def _peaks(given: dict[str, Any]) -> Peak | None:
     bandwidth, peak = given["bandwidth_gb_s"], given["peak_tflops"]
-    if (bandwidth is None) != (peak is None):
+    if bandwidth is None and peak is None:
+        return None
+    if not all(rate is not None and 0.0 < rate < math.inf for rate in (bandwidth, peak)):
         raise InvalidInput(
-            f"--bandwidth-gb-s {bandwidth} and --peak-tflops {peak}: a roofline needs both"
+            f"--bandwidth-gb-s {bandwidth} and --peak-tflops {peak}: a roofline needs both, above 0"
         )
-    return None if bandwidth is None else GpuPeaks(bandwidth * 1e9, peak * 1e12)
+    return Peak(peak * 1e12, bandwidth * 1e9)
 
 
 def format_summary(facts: dict[str, Any]) -> str:

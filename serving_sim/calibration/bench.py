@@ -249,7 +249,14 @@ def open_bench(config: BenchConfig, shapes: Sequence[StepShape]) -> TorchBench:
         raise missing_dependency("torch", "collect", "calibrate") from None
     device = resolve_device(config.device)
     model_config = read_config(config.model)
-    facts = model_facts(model_config, _build(model_config, config, "meta"), config.dtype)
+    meta = _build(model_config, config, "meta")
+    try:
+        facts = model_facts(model_config, meta, config.dtype)
+    except KeyError as error:
+        raise InvalidInput(
+            f"model {config.model!r} ({type(meta).__name__}): its config has no {error}; calibrate "
+            "covers decoders of attention and feed-forward layers"
+        ) from None
     longest = max(max(s.prefill_tokens_kept, s.decode_context_tokens) for s in shapes)
     if longest > facts.max_context_tokens:
         raise InvalidInput(

@@ -14,9 +14,10 @@ from contracts.errors import InvalidInput
 from contracts.files import atomic_path, atomic_write_text
 from serving_sim.calibration.capacity import ModelFacts
 from serving_sim.calibration.result import Calibration, work_of
-from serving_sim.calibration.roofline import GpuPeaks, roofline_s
+from serving_sim.calibration.roofline import step_roofline_s
 from serving_sim.calibration.steps import StepShape, shape_of
 from serving_sim.profile import StepProfile
+from serving_sim.roofline import Peak
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,13 +36,13 @@ def check_report_path(path: Path) -> None:
 def write_report(
     result: Calibration[Any],
     facts: ModelFacts,
-    peaks: GpuPeaks | None,
+    peak: Peak | None,
     rows: Sequence[tuple[str, str]],
     path: Path,
 ) -> None:
     """Write the picture as .png, or with ``rows`` (label, text) as a page of its own (.html)."""
     check_report_path(path)
-    figure = draw(result, facts, peaks)
+    figure = draw(result, facts, peak)
     if path.suffix == ".png":
         with atomic_path(path) as scratch:
             figure.savefig(scratch, format="png", dpi=120)
@@ -64,11 +65,11 @@ def write_report(
     )
 
 
-def draw(result: Calibration[Any], facts: ModelFacts, peaks: GpuPeaks | None) -> Figure:
-    """Return the figure; the roofline is drawn for dense models on GPUs with known peaks."""
+def draw(result: Calibration[Any], facts: ModelFacts, peak: Peak | None) -> Figure:
+    """Return the figure; the roofline is drawn for 16-bit weights and a known peak."""
     from matplotlib.figure import Figure
 
-    peaks = None if facts.is_mixture else peaks
+    peak = peak if facts.bytes_per_value == 2 else None
     figure = Figure(figsize=(13.0, 9.5), layout="constrained")
     decode, prefill, errors, ratio = figure.subplots(2, 2).ravel()
     shapes = {shape_of(row): row.seconds for row in result.measured}
@@ -77,13 +78,13 @@ def draw(result: Calibration[Any], facts: ModelFacts, peaks: GpuPeaks | None) ->
         (prefill, "prefill", "prefill_prefix_tokens", "prefill_chunk_tokens"),
     ):
         own = {shape: s for shape, s in shapes.items() if shape.surface == surface}
-        _surface(ax, own, result.profile, lines, x, facts, peaks)
+        _surface(ax, own, result.profile, lines, x, facts, peak)
     decode.set_xlabel("context of each request, tokens")
     decode.set_title("decode steps, by requests in the batch", fontsize=10)
     prefill.set_xlabel("chunk, tokens")
     prefill.set_title("prefill steps, by tokens computed before", fontsize=10)
     _errors(errors, result, shapes)
-    _ratio(ratio, shapes, facts, peaks)
+    _ratio(ratio, shapes, facts, peak)
     for ax in (decode, prefill, errors, ratio):
         ax.spines[["top", "right"]].set_visible(False)
     return figure
@@ -96,7 +97,7 @@ def _surface(
     lines: str,
     x: str,
     facts: ModelFacts,
-    peaks: GpuPeaks | None,
+    peak: Peak | None,
 ) -> None:
     """Draw one surface: dots measured, lines fitted, dashes the roofline."""
     import matplotlib as mpl
@@ -113,8 +114,8 @@ def _surface(
         ax.plot(at, [1e3 * shapes[s] for s in own], "o", ms=4, color=colour)
         fitted = [1e3 * profile.step_s(work_of(s)) for s in own]
         ax.plot(at, fitted, lw=1.2, color=colour, label=f"{value:,}")
-        if peaks is not None:
-            bound = [1e3 * roofline_s(s, facts, peaks) for s in own]
+        if peak is not None:
+            bound = [1e3 * step_roofline_s(s, facts, peak) for s in own]
             ax.plot(at, bound, "--", lw=0.8, color=colour)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -151,19 +152,17 @@ def _errors(ax: Axes, result: Calibration[Any], shapes: dict[StepShape, float]) 
     ax.legend(fontsize=8, frameon=False)
 
 
-def _ratio(
-    ax: Axes, shapes: dict[StepShape, float], facts: ModelFacts, peaks: GpuPeaks | None
-) -> None:
+def _ratio(ax: Axes, shapes: dict[StepShape, float], facts: ModelFacts, peak: Peak | None) -> None:
     """Draw how many times the roofline each step takes."""
     ax.set_title("measured / roofline", fontsize=10)
-    if peaks is None:
-        why = "a mixture of experts" if facts.is_mixture else "peaks of this device not known"
-        ax.text(0.5, 0.5, f"no roofline: {why}", ha="center", va="center", transform=ax.transAxes)
+    if peak is None:
+        why = "no roofline: it needs 16-bit weights and the peaks of the device"
+        ax.text(0.5, 0.5, why, ha="center", va="center", transform=ax.transAxes)
         ax.set_axis_off()
         return
     for surface, colour in (("decode", _FITTED), ("prefill", _PROBES)):
         own = [s for s in shapes if s.surface == surface]
-        ratios = [shapes[s] / roofline_s(s, facts, peaks) for s in own]
+        ratios = [shapes[s] / step_roofline_s(s, facts, peak) for s in own]
         ax.plot([s.tokens for s in own], ratios, "o", ms=4, color=colour, label=surface)
     ax.axhline(1.0, color="black", lw=0.8)
     ax.set_xscale("log", base=2)

@@ -38,7 +38,7 @@ TINY = BenchConfig(
     model="tiny-llama", dtype="float32", device="cpu", rules=TimingRules(min_timed=3, max_timed=3)
 )
 BOUNDS = ("--max-batch", "4", "--max-context", "64", "--max-chunk", "32")
-QUICK = ("--device", "cpu", "--dtype", "float32", "--max-timed", "3", "--target-error", "0.9")
+QUICK = ("--device", "cpu", "--dtype", "float32", "--max-timed", "3", "--target-error", "0.99")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,6 @@ def test_the_facts_of_a_model_are_its_own(tiny: TorchBench) -> None:
     weights = sum(parameter.numel() for parameter in tiny._model.parameters())
     facts = tiny.facts
     assert facts.weight_bytes == 4 * weights
-    assert facts.matmul_weights == weights - 256 * 64
     assert facts.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
     assert tiny.identity["kernel"] == "torch sdpa auto, eager"
     assert tiny.identity["timer"] == "time.perf_counter"
@@ -147,8 +146,8 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_calibration_ends_in_a_profile_that_simulates(calibrated: Path) -> None:
     facts = json.loads((calibrated / "stdout").read_text())
-    assert facts["steps_timed"] >= len(_coarse_lines(calibrated))
-    assert facts["stopped"] in ("target met", "the grid cannot be refined further")
+    assert facts["steps_timed"] == len(_timed_lines(calibrated))
+    assert facts["rounds"] >= 1  # how it stopped depends on how busy the machine is
     profile = load_profile(calibrated / "p.json")
     assert isinstance(profile, SurfaceProfile)
     assert profile.header.model == "tiny-llama"
@@ -165,21 +164,21 @@ def test_a_calibration_ends_in_a_profile_that_simulates(calibrated: Path) -> Non
     assert max(record.end_s or 0.0 for record in records) >= 8 * 0.999 * lone_s
 
 
-def _coarse_lines(folder: Path) -> list[str]:
+def _timed_lines(folder: Path) -> list[str]:
     return [line for line in (folder / "p.jsonl").read_text().splitlines() if "seconds" in line]
 
 
 def test_the_report_shows_the_surfaces_and_the_facts(calibrated: Path) -> None:
     page = (calibrated / "r.html").read_text()
     assert page.startswith("<!doctype html>")
-    for words in ("decode steps", "prefill steps", "times the roofline", "held out error"):
+    for words in ("decode steps", "prefill steps", "no roofline", "held out error"):
         assert words in page
 
 
 def test_a_second_start_times_nothing_and_writes_the_same(
     calibrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, lines = (calibrated / "p.json").read_text(), _coarse_lines(calibrated)
+    before, lines = (calibrated / "p.json").read_text(), _timed_lines(calibrated)
 
     def refuse(*_: object) -> None:
         raise AssertionError("timed again")
@@ -188,7 +187,7 @@ def test_a_second_start_times_nothing_and_writes_the_same(
     arguments = ("--model", "tiny-llama", *QUICK, *BOUNDS, "--out", calibrated / "p.json")
     result = _calibrate(*arguments, "--report", calibrated / "r.png")
     assert result.exception is None, result.output
-    assert _coarse_lines(calibrated) == lines
+    assert _timed_lines(calibrated) == lines
     assert (calibrated / "p.json").read_text() == before
     assert (calibrated / "r.png").read_bytes().startswith(b"\x89PNG")
 

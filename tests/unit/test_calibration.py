@@ -17,19 +17,20 @@ from serving_sim.calibration.clocks import ClockLog
 from serving_sim.calibration.device import free_bytes
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
+from serving_sim.calibration.report import draw
 from serving_sim.calibration.result import work_of
-from serving_sim.calibration.roofline import GPUS, GpuPeaks, gpu_peaks, roofline_s
+from serving_sim.calibration.roofline import GPUS, gpu_peak, step_roofline_s
 from serving_sim.calibration.run import _fit_with
 from serving_sim.calibration.steps import StepDoesNotFit, StepShape
 from serving_sim.calibration.timing import CpuTimer, CudaTimer, Timing, TimingRules, measure
+from serving_sim.roofline import PEAKS, Peak
 from serving_sim.surface import ProfileHeader, SurfaceProfile
 
 GIB = 1 << 30
 LLAMA_8B = ModelFacts(
     architecture="LlamaForCausalLM", dtype="bfloat16", num_layers=32, num_heads=32, num_kv_heads=8,
     head_dim=128, hidden_size=4096, intermediate_size=14_336, vocab_size=128_256,
-    max_context_tokens=131_072, weight_bytes=2 * 8_030_261_248,
-    matmul_weights=8_030_261_248 - 128_256 * 4096, bytes_per_value=2, is_mixture=False,
+    max_context_tokens=131_072, weight_bytes=2 * 8_030_261_248, bytes_per_value=2,
 )  # fmt: skip
 HEADER = ProfileHeader("known", "no GPU", "llama-3.1-8b", "a formula", "none")
 IDENTITY = {"model": "known", "hardware": "no GPU"}
@@ -194,29 +195,26 @@ def test_free_memory_is_a_share_of_this_machines() -> None:
 
 
 def test_a_gpu_is_found_by_the_longest_name() -> None:
-    assert gpu_peaks("NVIDIA H100 80GB HBM3") == GPUS["NVIDIA H100 80GB HBM3"]
-    assert gpu_peaks("NVIDIA L40S") == GPUS["NVIDIA L40S"]
-    assert gpu_peaks("NVIDIA L4") == GPUS["NVIDIA L4"]
-    assert gpu_peaks("NVIDIA H200 NVL") == GPUS["NVIDIA H200"]
-    assert gpu_peaks("cpu x2") is None
-    with pytest.raises(InvalidInput, match="bytes_per_s"):
-        GpuPeaks(0.0, 1.0)
+    assert gpu_peak("NVIDIA H100 80GB HBM3") == PEAKS["h100"]
+    assert gpu_peak("NVIDIA L40S") == GPUS["NVIDIA L40S"]
+    assert gpu_peak("NVIDIA L4") == GPUS["NVIDIA L4"]
+    assert gpu_peak("NVIDIA H200 NVL") == PEAKS["h200"]
+    assert gpu_peak("cpu x2") is None
 
 
 def test_the_roofline_of_a_lone_decode_is_weights_and_kv_over_bandwidth() -> None:
-    peaks = GpuPeaks(1e12, 1e15)
-    weights = 2 * (8_030_261_248 - 128_256 * 4096)
-    kv = (1000 + 1) * 131_072  # read all, write the new token's
-    step = roofline_s(StepShape(0, 0, 1, 1000), LLAMA_8B, peaks)
-    assert step == pytest.approx((weights + kv) / 1e12, rel=1e-12)
+    """Norms, 266,240 weights, are left out of the bytes."""
+    matrices = 2 * (8_030_261_248 - 128_256 * 4096 - 266_240)
+    step = step_roofline_s(StepShape(0, 0, 1, 1000), LLAMA_8B, Peak(1e15, 1e12))
+    assert step == pytest.approx((matrices + 1000 * 131_072) / 1e12, rel=1e-12)
 
 
 def test_the_roofline_of_a_long_prefill_is_operations_over_peak() -> None:
-    peaks = GpuPeaks(1e15, 1e12)
-    body = 8_030_261_248 - 2 * 128_256 * 4096
-    pairs = 512 * 513 // 2
-    flops = 2 * body * 512 + 2 * 128_256 * 4096 + 4 * 32 * 32 * 128 * pairs
-    assert roofline_s(StepShape(512, 0), LLAMA_8B, peaks) == pytest.approx(flops / 1e12, rel=1e-12)
+    body = 8_030_261_248 - 2 * 128_256 * 4096 - 266_240
+    pairs = 512 * 512 / 2
+    operations = 2 * body * 512 + 2 * 128_256 * 4096 + 4 * 32 * 32 * 128 * pairs
+    step = step_roofline_s(StepShape(512, 0), LLAMA_8B, Peak(1e12, 1e15))
+    assert step == pytest.approx(operations / 1e12, rel=1e-12)
 
 
 # the grid
@@ -396,6 +394,21 @@ def test_the_loop_finds_the_tiles_and_predicts_what_it_never_saw(
     assert off[-1] <= 0.10  # the issue's bar for the 99th percentile
     errors = result.profile.errors
     assert errors["decode"].num_points >= 5  # the probes between the knots count as held out
+
+
+def test_the_picture_has_the_roofline_of_16_bit_models_only(tmp_path: Path, grid: Grid) -> None:
+    journal = Journal(tmp_path / "x.jsonl", IDENTITY)
+    result = calibrate(KnownBench(), grid, _fit_with(HEADER), journal, CalibrationSettings())
+    figure = draw(result, LLAMA_8B, PEAKS["h200"])
+    decode, prefill, errors, ratio = figure.axes
+    for ax in (decode, prefill):  # dots, lines and dashes, a set for each of six values at most
+        assert 9 <= len(ax.lines) <= 18
+        assert len(ax.lines) % 3 == 0
+    assert ratio.get_ylabel() == "times the roofline"
+    assert len(errors.get_legend().texts) == 3
+    bare = draw(result, replace(LLAMA_8B, bytes_per_value=4), PEAKS["h200"])
+    assert not bare.axes[3].axison
+    assert len(bare.axes[0].lines) == len(decode.lines) * 2 // 3
 
 
 def test_a_second_session_times_nothing_twice_and_decides_the_same(
