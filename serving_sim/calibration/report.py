@@ -121,7 +121,8 @@ def _surface(
     ax.set_yscale("log")
     ax.set_ylabel("ms a step (dots measured, lines fitted)")
     if kept:
-        ax.legend(fontsize=8, frameon=False)
+        title = "requests" if lines == "num_decodes" else "prefix, tokens"
+        ax.legend(title=title, title_fontsize=8, fontsize=8, frameon=False, loc="upper left")
 
 
 def _errors(ax: Axes, result: Calibration[Any], shapes: dict[StepShape, float]) -> None:
