@@ -85,7 +85,7 @@ def run_calibration(plan: CalibrationPlan, profile_path: Path, on_step: OnStep =
     calibration = calibrate(
         bench,
         grid,
-        _fit_with(_header(plan, journal)),
+        fit_with(_header(plan, journal)),
         journal,
         plan.settings,
         started_s=started_s,
@@ -101,7 +101,7 @@ def refit_journal(plan: CalibrationPlan, journal_file: Path, profile_path: Path)
     journal = Journal(journal_file, None)
     facts, grid, room_tokens = _read_facts(journal), _read_grid(journal), _read_room(journal)
     header = _header(plan, journal)
-    calibration = refit(journal, grid, _fit_with(header), room_tokens, plan.settings.target_error)
+    calibration = refit(journal, grid, fit_with(header), room_tokens, plan.settings.target_error)
     return _finish(calibration, facts, header, profile_path)
 
 
@@ -138,7 +138,7 @@ def _finish(
     return Outcome(calibration, facts, header)
 
 
-def _fit_with(header: ProfileHeader) -> Fit[SurfaceProfile]:
+def fit_with(header: ProfileHeader) -> Fit[SurfaceProfile]:
     """Return the fit of a grid: its values are the knots, and what lies between is held out."""
     from serving_sim.fit_surface import fit_surface
 

@@ -20,7 +20,7 @@ from serving_sim.calibration.journal import Journal
 from serving_sim.calibration.report import draw
 from serving_sim.calibration.result import work_of
 from serving_sim.calibration.roofline import GPUS, gpu_peak, step_roofline_s
-from serving_sim.calibration.run import _fit_with
+from serving_sim.calibration.run import fit_with
 from serving_sim.calibration.steps import StepDoesNotFit, StepShape
 from serving_sim.calibration.timing import CpuTimer, CudaTimer, Timing, TimingRules, measure
 from serving_sim.roofline import PEAKS, Peak
@@ -374,7 +374,7 @@ def test_the_loop_finds_the_tiles_and_predicts_what_it_never_saw(
     bench, journal = KnownBench(), Journal(tmp_path / "x.jsonl", IDENTITY)
     steps: list[tuple[int, int]] = []
     result = calibrate(
-        bench, grid, _fit_with(HEADER), journal, CalibrationSettings(),
+        bench, grid, fit_with(HEADER), journal, CalibrationSettings(),
         on_step=lambda done, total, note: steps.append((done, total)),
     )  # fmt: skip
     assert result.stopped == "target met"
@@ -398,7 +398,7 @@ def test_the_loop_finds_the_tiles_and_predicts_what_it_never_saw(
 
 def test_the_picture_has_the_roofline_of_16_bit_models_only(tmp_path: Path, grid: Grid) -> None:
     journal = Journal(tmp_path / "x.jsonl", IDENTITY)
-    result = calibrate(KnownBench(), grid, _fit_with(HEADER), journal, CalibrationSettings())
+    result = calibrate(KnownBench(), grid, fit_with(HEADER), journal, CalibrationSettings())
     figure = draw(result, LLAMA_8B, PEAKS["h200"])
     decode, prefill, errors, ratio = figure.axes
     for ax in (decode, prefill):  # dots, lines and dashes, a set for each of six values at most
@@ -415,11 +415,11 @@ def test_a_second_session_times_nothing_twice_and_decides_the_same(
     tmp_path: Path, grid: Grid
 ) -> None:
     path, settings = tmp_path / "x.jsonl", CalibrationSettings()
-    first = calibrate(KnownBench(), grid, _fit_with(HEADER), Journal(path, IDENTITY), settings)
+    first = calibrate(KnownBench(), grid, fit_with(HEADER), Journal(path, IDENTITY), settings)
     bench = KnownBench()
-    again = calibrate(bench, grid, _fit_with(HEADER), Journal(path, IDENTITY), settings)
+    again = calibrate(bench, grid, fit_with(HEADER), Journal(path, IDENTITY), settings)
     assert bench.times == 0
-    without = refit(Journal(path, None), grid, _fit_with(HEADER), bench.room_tokens, 0.03)
+    without = refit(Journal(path, None), grid, fit_with(HEADER), bench.room_tokens, 0.03)
     for other in (again, without):
         assert other.profile == first.profile
         assert other.rounds == first.rounds
@@ -435,12 +435,12 @@ def test_an_interrupted_calibration_goes_on_to_the_same_end(tmp_path: Path, grid
 
     path, settings = tmp_path / "x.jsonl", CalibrationSettings()
     with pytest.raises(KeyboardInterrupt):
-        calibrate(Interrupted(), grid, _fit_with(HEADER), Journal(path, IDENTITY), settings)
+        calibrate(Interrupted(), grid, fit_with(HEADER), Journal(path, IDENTITY), settings)
     bench = KnownBench()
-    result = calibrate(bench, grid, _fit_with(HEADER), Journal(path, IDENTITY), settings)
+    result = calibrate(bench, grid, fit_with(HEADER), Journal(path, IDENTITY), settings)
     assert bench.times == len(result.measured) + len(result.mixed) - 70
     whole = Journal(tmp_path / "y.jsonl", IDENTITY)
-    assert calibrate(KnownBench(), grid, _fit_with(HEADER), whole, settings).profile == (
+    assert calibrate(KnownBench(), grid, fit_with(HEADER), whole, settings).profile == (
         result.profile
     )
 
@@ -451,7 +451,7 @@ def test_a_budget_that_ends_in_the_coarse_grid_says_how_to_go_on(
     journal = Journal(tmp_path / "x.jsonl", IDENTITY)
     with pytest.raises(InvalidInput, match=r"ended after 0 of \d+ steps .*x\.jsonl"):
         calibrate(
-            KnownBench(), grid, _fit_with(HEADER), journal, CalibrationSettings(budget_s=1.0),
+            KnownBench(), grid, fit_with(HEADER), journal, CalibrationSettings(budget_s=1.0),
             started_s=-1e9,
         )  # fmt: skip
 
@@ -467,7 +467,7 @@ def test_a_budget_that_ends_later_leaves_a_profile(tmp_path: Path, grid: Grid) -
         except StepDoesNotFit as error:
             coarse.add(shape, str(error))
     settings = CalibrationSettings(budget_s=1.0)
-    result = calibrate(KnownBench(), grid, _fit_with(HEADER), coarse, settings, started_s=-1e9)
+    result = calibrate(KnownBench(), grid, fit_with(HEADER), coarse, settings, started_s=-1e9)
     assert (result.stopped, result.rounds) == ("budget used", [])
     assert isinstance(result.profile, SurfaceProfile)
     assert math.isnan(result.held_out_error)
@@ -479,7 +479,7 @@ def test_an_unfinished_journal_is_fitted_and_says_so(tmp_path: Path, grid: Grid)
     for shape in grid.shapes()[::2]:
         if shape.kv_tokens <= bench.room_tokens:
             journal.add(shape, bench.time(shape))
-    result = refit(Journal(path, None), grid, _fit_with(HEADER), bench.room_tokens, 0.03)
+    result = refit(Journal(path, None), grid, fit_with(HEADER), bench.room_tokens, 0.03)
     assert "steps of the grid were not timed" in result.notes[0]
     assert len(result.measured) + len(result.mixed) == bench.times
 
