@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from pathlib import Path
 
 from contracts.errors import InvalidInput, unknown_name
+
+_MEMINFO = Path("/proc/meminfo")
 
 
 def resolve_device(device: str) -> str:
@@ -37,4 +41,13 @@ def free_bytes(device: str, share: float) -> int:
 
         free = int(torch.cuda.mem_get_info(device)[0])
         return math.floor(share * free)
-    return math.floor(share * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return math.floor(share * _available_bytes())
+
+
+def _available_bytes() -> int:
+    """Return what Linux could give without swapping; elsewhere, what is unused."""
+    if _MEMINFO.exists():
+        found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+        if found:
+            return 1024 * int(found[1])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -131,6 +131,8 @@ def _check_header(
                 f"{path} holds a calibration with {name} = {before.get(name)!r}; this one has "
                 f"{identity.get(name)!r}: resume with the same settings, or name another --out"
             )
+    if not all(isinstance(value, str) for value in before.values()):
+        raise InvalidInput(f"{path} line 1: the configuration must hold texts only")
     if header.get("sha256") != _digest(before):
         raise InvalidInput(f"{path} line 1: sha256 does not belong to the configuration beside it")
     return before, about
@@ -148,7 +150,7 @@ def _read_step(row: object, where: str) -> tuple[StepShape, Outcome]:
         return shape, str(row["skipped"])
     seconds, spread_s, count = (row[name] for name in _TIMING)
     numbers = all(isinstance(x, int | float) for x in (seconds, spread_s)) and type(count) is int
-    if not numbers or not (seconds > 0.0 and spread_s >= 0.0 and count > 0):
+    if not numbers or not (0.0 < seconds < 1e6 and 0.0 <= spread_s < 1e6 and 0 < count < 1 << 31):
         raise InvalidInput(
             f"{where}: seconds {seconds!r}, spread_s {spread_s!r} and num_timed {count!r} are no "
             "measurement; delete the line to time the step again"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from serving_sim.fit_surface import StepMeasurement
     from serving_sim.surface import ProfileHeader, SurfaceProfile
 
+_MAX_AXIS = 1000
 _SOFTWARE = ("torch", "transformers", "cuda")
 
 
@@ -93,6 +94,8 @@ def run_calibration(plan: CalibrationPlan, profile_path: Path, on_step: OnStep =
     )
     calibration.notes.extend(bench.notes)
     journal.add_clock_state(bench.clock_state)
+    if "slowdown" in bench.clock_state or "brake" in bench.clock_state:
+        calibration.notes.append(f"the GPU was held back while it was timed: {bench.clock_state}")
     return _finish(calibration, bench.facts, _header(plan, journal), profile_path)
 
 
@@ -158,6 +161,9 @@ def _header(plan: CalibrationPlan, journal: Journal) -> ProfileHeader:
     from serving_sim.surface import ProfileHeader
 
     identity, facts = journal.identity, _read_facts(journal)
+    for key in ("model", "hardware", "kernel"):
+        if key not in identity:
+            raise InvalidInput(f"{journal.path} line 1: the configuration names no {key}")
     model, hardware = identity["model"], identity["hardware"]
     return ProfileHeader(
         name=plan.name or _slug(f"{hardware}-{model}-{facts.dtype}"),
@@ -181,8 +187,10 @@ def _read_facts(journal: Journal) -> ModelFacts:
     if not isinstance(data, Mapping) or set(data) != set(known):
         raise InvalidInput(f"{journal.path} line 1: facts must hold {', '.join(known)}")
     for name, kind in known.items():
-        if type(data[name]).__name__ != kind:
-            raise InvalidInput(f"{journal.path} line 1: {name} is {data[name]!r}, not a {kind}")
+        if kind == "int":
+            _check_count(journal, name, data[name])
+        elif not isinstance(data[name], str):
+            raise InvalidInput(f"{journal.path} line 1: {name} is {data[name]!r}, not a text")
     return ModelFacts(**data)
 
 
@@ -193,18 +201,26 @@ def _read_grid(journal: Journal) -> Grid:
         raise InvalidInput(f"{journal.path} line 1: the grid must hold {', '.join(axes)}")
     for axis in axes:
         values = data[axis]
-        rising = isinstance(values, list) and values == sorted(set(values))
-        if not rising or not values or not all(type(v) is int and v >= 0 for v in values):
-            raise InvalidInput(f"{journal.path} line 1: {axis} {values} must be rising counts")
+        if not isinstance(values, list) or not 0 < len(values) <= _MAX_AXIS:
+            raise InvalidInput(f"{journal.path} line 1: {axis} must hold 1 to {_MAX_AXIS} counts")
+        for value in values:
+            _check_count(journal, axis, value)
+        if values != sorted(set(values)) or (axis != "prefixes" and values[0] == 0):
+            raise InvalidInput(f"{journal.path} line 1: {axis} {values} must rise, from above 0")
+    _check_count(journal, "max_context_tokens", data["max_context_tokens"])
     values = {axis: tuple(data[axis]) for axis in axes}
     return Grid(**values, max_context_tokens=int(data["max_context_tokens"]))
 
 
 def _read_room(journal: Journal) -> int:
     room = journal.about.get("room_tokens")
-    if type(room) is not int or room < 0:
-        raise InvalidInput(f"{journal.path} line 1: room_tokens is {room!r}; it must be a count")
-    return room
+    _check_count(journal, "room_tokens", room)
+    return int(room or 0)
+
+
+def _check_count(journal: Journal, name: str, value: object) -> None:
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise InvalidInput(f"{journal.path} line 1: {name} holds {value!r}; it must be a count")
 
 
 def _slug(text: str) -> str:

@@ -212,6 +212,18 @@ def test_another_configuration_does_not_resume(calibrated: Path) -> None:
     assert (calibrated / "p.jsonl").read_bytes() == before
 
 
+def test_an_interrupt_says_where_the_timings_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("preemptbench.cli_calibrate.run_calibration", interrupt)
+    result = _calibrate("--model", "tiny-llama", *QUICK, *BOUNDS, "--out", tmp_path / "p.json")
+    assert result.exit_code == 1
+    assert f"the timed steps are safe in {tmp_path / 'p.jsonl'}" in result.output
+
+
 # bad input
 
 

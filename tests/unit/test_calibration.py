@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from contracts.errors import InvalidInput
 from serving_sim.calibration.adaptive import CalibrationSettings, calibrate, refit
 from serving_sim.calibration.capacity import ModelFacts, arena_tokens
-from serving_sim.calibration.clocks import ClockLog
+from serving_sim.calibration.clocks import ClockLog, open_clock_log
 from serving_sim.calibration.device import free_bytes
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
@@ -166,6 +167,28 @@ def test_clocks_keep_their_extremes_and_idleness_is_no_throttling() -> None:
     log.sample()
     log.sample()
     assert str(log) == "SM 1710-1980 MHz; temperature 61-61 C; throttling: power cap"
+
+
+def test_the_gpu_is_found_by_its_uuid_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvml(FakeNvml):
+        def nvmlInit(self) -> None:  # noqa: N802
+            asked.append("init")
+
+        def nvmlDeviceGetHandleByUUID(self, name: str) -> str:  # noqa: N802
+            asked.append(name)
+            if "mig" in name:
+                raise self.NVMLError
+            return "gpu"
+
+    asked: list[str] = []
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    log = open_clock_log("1234-ab")
+    assert log is not None
+    assert asked == ["init", "GPU-1234-ab"]
+    assert open_clock_log("MIG-mig") is None
+    assert asked[-1] == "MIG-mig"
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
+    assert open_clock_log("1234-ab") is None
 
 
 # memory and roofline
