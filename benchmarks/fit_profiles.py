@@ -93,7 +93,7 @@ def from_operators(data: Path, name: str, card: str, model: str, gpus: int) -> S
     if shape.num_experts:
         remarks += "; experts as uniform routing hits them, without the router"
     reduce_s = None
-    if gpus > 1:  # the tables hold none, and nobody published one for this card
+    if gpus > 1:  # the tables hold none, and no other data here has one for this card
         stand_in = f"{AICONFIGURATOR}/l40s (PCIe 4, {APACHE})"
         remarks += f"; all-reduce of {stand_in} stands in, slower than PCIe 5"
         reduce_s = all_reduce_curve(data / "costs_aiconfigurator" / "l40s", gpus)
