@@ -26,13 +26,15 @@ LLMSERVINGSIM = "casys-kaist/LLMServingSim @ 5daddb2, profiler/perf"
 MIT = "MIT, Copyright (c) 2024 CASYS Lab at KAIST"
 AICONFIGURATOR = "ai-dynamo/aiconfigurator @ 095f58a, aic-core systems"
 APACHE = "Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES"
-# folder name: (hardware, short name, bytes of memory of one GPU)
+# folder name: (hardware, short name)
 CARDS = {
-    "RTX4090": ("NVIDIA GeForce RTX 4090", "rtx4090", 25_250_627_584),
-    "RTXPRO6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000", 96 << 30),
-    "h100_sxm": ("NVIDIA H100 SXM 80 GB", "h100", 80 << 30),
-    "h200_sxm": ("NVIDIA H200 SXM 141 GB", "h200", 151_397_597_184),
+    "RTX4090": ("NVIDIA GeForce RTX 4090", "rtx4090"),
+    "RTXPRO6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+    "h100_sxm": ("NVIDIA H100 SXM 80 GB", "h100"),
+    "h200_sxm": ("NVIDIA H200 SXM 141 GB", "h200"),
+    "l40s": ("NVIDIA L40S 48 GB", "l40s"),
 }
+MEMORY_BYTES = {"RTX4090": 25_250_627_584, "RTXPRO6000": 96 << 30}  # of one GPU
 # card, model path, GPUs
 OPERATORS = (
     ("RTX4090", "meta-llama/Llama-3.1-8B", 1),
@@ -42,18 +44,20 @@ OPERATORS = (
     ("RTXPRO6000", "Qwen/Qwen3-32B", 2),
     ("RTXPRO6000", "Qwen/Qwen3-30B-A3B-Instruct-2507", 1),
 )
-KERNELS = tuple(
-    (card, model, gpus)
-    for card in ("h100_sxm", "h200_sxm")
-    for model, gpus in (
-        ("meta-llama/Llama-3.1-8B", 1),
-        ("meta-llama/Llama-3.1-8B", 2),
-        ("Qwen/Qwen3-8B", 1),
-        ("Qwen/Qwen3-32B", 1),
-        ("Qwen/Qwen3-32B", 2),
-        ("Qwen/Qwen3-30B-A3B", 1),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 1),
-    )
+_ON_HOPPER = (
+    ("meta-llama/Llama-3.1-8B", 1),
+    ("meta-llama/Llama-3.1-8B", 2),
+    ("Qwen/Qwen3-8B", 1),
+    ("Qwen/Qwen3-32B", 1),
+    ("Qwen/Qwen3-32B", 2),
+    ("Qwen/Qwen3-30B-A3B", 1),
+    ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 1),
+)
+KERNELS = (
+    *(("h100_sxm", model, gpus) for model, gpus in _ON_HOPPER),
+    *(("h200_sxm", model, gpus) for model, gpus in _ON_HOPPER),
+    ("l40s", "meta-llama/Llama-3.1-8B", 1),
+    ("l40s", "Qwen/Qwen3-8B", 1),
 )
 # decode batches that vLLM captures as CUDA graphs: 1, 2, 4, then by 8, above 256 by 16
 GRAPH_BATCH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
@@ -84,7 +88,7 @@ def fits(data: Path) -> Iterator[tuple[str, Callable[[], SurfaceProfile]]]:
 
 def from_operators(data: Path, name: str, card: str, model: str, gpus: int) -> SurfaceProfile:
     """Fit one set of LLMServingSim's tables."""
-    hardware, _, memory_bytes = CARDS[card]
+    hardware, memory_bytes = CARDS[card][0], MEMORY_BYTES[card]
     shape = architecture(model)
     blocks = usable_blocks(
         shape, memory_bytes, max_num_batched_tokens=2048, max_num_seqs=256, tensor_parallel=gpus
@@ -93,7 +97,7 @@ def from_operators(data: Path, name: str, card: str, model: str, gpus: int) -> S
     if shape.num_experts:
         remarks += "; experts as uniform routing hits them, without the router"
     reduce_s = None
-    if gpus > 1:  # the tables hold none, and nobody published one for this card
+    if gpus > 1:  # the tables hold none, and no other data here has one for this card
         stand_in = f"{AICONFIGURATOR}/l40s (PCIe 4, {APACHE})"
         remarks += f"; all-reduce of {stand_in} stands in, slower than PCIe 5"
         reduce_s = all_reduce_curve(data / "costs_aiconfigurator" / "l40s", gpus)
@@ -122,7 +126,8 @@ def from_kernels(data: Path, name: str, card: str, model: str, gpus: int) -> Sur
         "activation and sampling by that project's formula, prefixes from whole prompts, prefill "
         "and decode attention in one step added; fitted by benchmarks/fit_profiles.py",
         licence=APACHE,
-        kernel="FlashAttention 3, torch linear, Triton experts, vLLM all-reduce in CUDA graphs",
+        kernel=f"FlashAttention {2 if card == 'l40s' else 3}, torch linear, Triton experts, vLLM "
+        "all-reduce in CUDA graphs",
         versions={"vllm": "0.24.0"},
     )  # fmt: skip
     profile = import_aiconfigurator(data / "costs_aiconfigurator" / card, model, header)

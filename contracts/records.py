@@ -15,7 +15,9 @@ class RequestRecord:
     """One life. A time is None until the thing happens; times are seconds since the run began.
 
     ``censor_s`` is when observation of this request stopped (the run's end). ``recomputed_tokens``
-    were computed a second time after a preemption; ``cache_hit_tokens`` were found again instead.
+    were computed a second time after a preemption or the loss of a worker; ``cache_hit_tokens``
+    were found again instead, and ``loaded_tokens`` came back from a slower tier. ``preempted_s`` is
+    the time between losing KV and being admitted again.
     ``single_stream_s`` is how long the same request takes alone on an idle, uncapped engine.
     ``deadline_seen`` is the deadline (relative seconds) that any part of the engine could read.
     """
@@ -41,3 +43,4 @@ class RequestRecord:
     preempted_s: float
     single_stream_s: float
     deadline_seen: float | None
+    loaded_tokens: int = 0

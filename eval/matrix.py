@@ -26,6 +26,8 @@ from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_tr
 from eval.task_key import content_key
 from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult
+from serving_sim.fault_rates import FaultSource
+from serving_sim.faults import FaultPlan
 from serving_sim.jump import ENGINES
 from serving_sim.profile import (
     AffineProfile,
@@ -58,6 +60,7 @@ class MatrixConfig:
     its gaps and lengths untouched; nobody ran its prompts, so no signal can answer for them.
     ``simulator`` names the implementation, "jump" or "step"; their results are equal. With
     ``strict_profile``, a step beyond the range that the profile was measured in is an error.
+    ``faults`` strike all cells of a seed alike; an offload tier is a setting of ``engine``.
     """
 
     runs: Path
@@ -77,6 +80,7 @@ class MatrixConfig:
     trace: Path | None = None
     simulator: str = "jump"
     strict_profile: bool = False
+    faults: FaultSource | None = None
 
     def __post_init__(self) -> None:
         if self.num_seeds < 1:
@@ -140,11 +144,12 @@ class MatrixConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedInputs:
-    """What all cells of one seed share: the workload, who asks, and the signals' answers."""
+    """What all cells of one seed share: the workload, who asks, the signals' answers, faults."""
 
     workload: Workload
     requests: tuple[SignalRequest, ...]
     grids: dict[str, RemainingGrid | None]
+    faults: FaultPlan | None = None
 
 
 def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> SeedInputs:
@@ -160,7 +165,7 @@ def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> 
             deadline_s=config.deadline_s,
             name=f"{config.trace.stem}-seed-{seed}",
         )
-        return SeedInputs(workload, (), {NO_SIGNAL: None})
+        return SeedInputs(workload, (), {NO_SIGNAL: None}, _faults(config, workload, seed))
     truth, others = split_truth(runs, seed)
     workload = build_workload(
         truth,
@@ -179,7 +184,11 @@ def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> 
     grids: dict[str, RemainingGrid | None] = {}
     for source in config.signals:
         grids[source.name] = _grid(config, source, truth, others, workload, requests)
-    return SeedInputs(workload, requests, grids)
+    return SeedInputs(workload, requests, grids, _faults(config, workload, seed))
+
+
+def _faults(config: MatrixConfig, workload: Workload, seed: int) -> FaultPlan | None:
+    return None if config.faults is None else config.faults.plan(workload, seed)
 
 
 def _grid(
@@ -216,6 +225,7 @@ def run_cell(
         find_policy(policy_name),
         signal=inputs.grids[signal_name],
         seed=seed,
+        faults=inputs.faults,
     )
     tagged = [record for record in result.records if record.cohort == "tagged"]
     preemptions = sum(record.num_preemptions for record in tagged)
@@ -307,6 +317,7 @@ def task_key(config: MatrixConfig, seed: int) -> str:
         "num_seeds": None,
         "first_seed": None,
         "profile": profile_document(config.step_profile()),
+        "faults": repr(config.faults),  # it names the kinds
     }
     del settings["simulator"]  # a task is the same whichever engine runs it
     source = {"runs": config.runs} if config.trace is None else {"trace": config.trace}

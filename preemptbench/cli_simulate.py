@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -16,6 +17,8 @@ from preemptbench.progress import Bar
 
 if TYPE_CHECKING:
     from eval.matrix import MatrixConfig
+    from serving_sim.config import LoadRule, OffloadSettings
+    from serving_sim.engine import SimResult
 
 
 @click.command(short_help="Run policies beside LIFO on simulated engines.")
@@ -70,6 +73,30 @@ if TYPE_CHECKING:
     show_default=True,
     help="The compiled engine or the readable one; their results are equal.",
 )
+@click.option(
+    "--faults",
+    "faults_path",
+    type=click.Path(path_type=Path),
+    help="TOML or JSON file of faults and fault rates; all policies meet the same ones.",
+)
+@click.option(
+    "--offload",
+    "offload_gb_per_s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Move preempted KV to a slower tier with so many GB (10^9 bytes) a second.",
+)
+@click.option(
+    "--offload-gib",
+    type=click.FloatRange(min=0),
+    help="Size of that tier in GiB. Default: unlimited.",
+)
+@click.option(
+    "--offload-rule",
+    type=click.Choice(["always_load", "always_recompute", "cheaper"]),
+    default="always_load",
+    show_default=True,
+    help="Whether a resumed request loads its KV or computes it again.",
+)
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
 @jobs_option
 @click.option(
@@ -109,6 +136,10 @@ def simulate(
     profile: str | None,
     strict: bool,
     simulator: str,
+    faults_path: Path | None,
+    offload_gb_per_s: float | None,
+    offload_gib: float | None,
+    offload_rule: str,
     seeds: int,
     jobs: int,
     out_dir: Path,
@@ -117,9 +148,10 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run policies beside LIFO and print breach, difference, floor and what preemption cost."""
+    offload = _offload(context, offload_gb_per_s, offload_gib, offload_rule)
     if workload_path is not None:
         _refuse_matrix_options(context)
-        _simulate_file(workload_path, policies, decisions_path, as_json)
+        _simulate_file(workload_path, policies, decisions_path, faults_path, offload, as_json)
         return
     if decisions_path is not None:
         raise click.UsageError("--decisions needs --workload: a matrix is thousands of runs.")
@@ -129,6 +161,7 @@ def simulate(
     from eval.named_policies import find_policy
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise
+    from serving_sim.fault_rates import read_faults
 
     check_out_folder(out_dir)
     for name in policies:
@@ -151,6 +184,8 @@ def simulate(
         strict_profile=strict,
         simulator=simulator,
         trace=trace_path,
+        engine=replace(config.engine, offload=offload),
+        faults=read_faults(faults_path) if faults_path is not None else None,
     )
     if profile is not None and trace_path is None:
         _note_other_model(config)
@@ -182,38 +217,86 @@ def _note_other_model(config: MatrixConfig) -> None:
 
 def _refuse_matrix_options(context: click.Context) -> None:
     """Say so when an option was given that has no meaning for a single file."""
-    kept = ("policies", "workload_path", "decisions_path", "as_json")
+    kept = ("policies", "workload_path", "decisions_path", "faults_path", *_OFFLOAD, "as_json")
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name not in kept and source is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{option.opts[0]} does not go with --workload.")
 
 
+_OFFLOAD = ("offload_gb_per_s", "offload_gib", "offload_rule")
+
+
+def _offload(
+    context: click.Context, gb_per_s: float | None, gib: float | None, rule: str
+) -> OffloadSettings | None:
+    """Return the tier that the options describe."""
+    from serving_sim.config import OffloadSettings
+
+    if gb_per_s is None:
+        for name in _OFFLOAD[1:]:
+            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+                option = "--" + name.replace("_", "-")
+                raise click.UsageError(f"{option} needs --offload, the tier's GB a second.")
+        return None
+    capacity_bytes = None if gib is None else gib * 2**30
+    return OffloadSettings(
+        bytes_per_s=gb_per_s * 1e9, capacity_bytes=capacity_bytes, rule=cast("LoadRule", rule)
+    )
+
+
 def _simulate_file(
-    workload_path: Path, policies: tuple[str, ...], decisions_path: Path | None, as_json: bool
+    workload_path: Path,
+    policies: tuple[str, ...],
+    decisions_path: Path | None,
+    faults_path: Path | None,
+    offload: OffloadSettings | None,
+    as_json: bool,
 ) -> None:
     from eval.named_policies import find_policy
     from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
+    from serving_sim.fault_rates import read_faults
 
+    if decisions_path is not None and (faults_path is not None or offload is not None):
+        raise click.UsageError(
+            "--decisions writes a log that replays by itself: drop --faults and --offload."
+        )
     if len(policies) > 1:
         raise click.UsageError("--workload runs once: give one --policy at most.")
     policy = find_policy(policies[0]) if policies else None
     driver = read_driver_file(workload_path)
+    faults = None
+    if faults_path is not None:
+        faults = read_faults(faults_path).plan(driver.workload, seed=0)
     if decisions_path is not None:
         result = write_log(driver, decisions_path, policy)
     else:
-        result = simulate_driver(driver, policy)
+        result = simulate_driver(driver, policy, None, faults, offload)
     summary: dict[str, int | float] = {
         **totals(driver, result),
         "recomputed_tokens": result.recomputed_tokens,
         "cache_hit_tokens": result.cache_hit_tokens,
         "simulated_s": round(result.end_s, 6),
     }
+    if faults is not None:
+        summary |= {"faults": result.num_faults} | _ends(result)
+    if offload is not None:
+        summary |= {
+            "offloaded_tokens": result.offloaded_tokens,
+            "loaded_tokens": result.loaded_tokens,
+            "load_s": round(result.load_s, 6),
+        }
     if as_json:
         click.echo(json.dumps(summary))
         return
     for name, value in summary.items():
         click.echo(f"{name:<18} {value:>12}")
+
+
+def _ends(result: SimResult) -> dict[str, int]:
+    """Count the requests by how they ended otherwise than by writing all they had to."""
+    counts = Counter(record.state for record in result.records)
+    return {state: counts[state] for state in ("failed", "withdrawn", "unfinished", "rejected")}
 
 
 @click.command(short_help="List the built-in victim rules.")

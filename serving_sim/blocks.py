@@ -31,6 +31,7 @@ class BlockPool:
         self.num_free = num_blocks
         self._blank_first, self._checks = blank_first, checks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._num_made = num_blocks
         self._users: dict[int, list[int]] = {}
         self._content: dict[int, Content] = {}
         self._holders: dict[Content, list[int]] = {}  # first published first
@@ -90,6 +91,20 @@ class BlockPool:
         """Make the ``count`` free blocks that are taken next hold nothing; fewer if fewer are."""
         for block in islice(self._free, count):
             self.unpublish(block)
+
+    def resize(self, num_blocks: int) -> None:
+        """Add blank blocks, or remove the free ones that would be taken next; the caller made sure
+        that enough are free."""
+        change = num_blocks - self.num_blocks
+        self.num_blocks = num_blocks
+        for block in range(self._num_made + 1, self._num_made + 1 + change):
+            self._free[block] = None
+            if self._blank_first:
+                self._free.move_to_end(block, last=False)
+        self._num_made += max(0, change)
+        for _ in range(-change):
+            self.unpublish(self._free.popitem(last=False)[0])
+        self._count(change)
 
     def release(self, request: int, blocks: list[int]) -> None:
         """Take back the blocks of ``request``; those that nobody else uses become free."""

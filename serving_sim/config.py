@@ -10,6 +10,7 @@ from contracts.errors import InvalidInput, unknown_name
 
 Scheduling = Literal["fcfs", "priority"]
 VllmVersion = Literal["0.15", "0.20", "0.27", "0.33"]
+LoadRule = Literal["always_load", "always_recompute", "cheaper"]
 
 
 def follows(version: VllmVersion, other: VllmVersion) -> bool:
@@ -61,6 +62,58 @@ class SglangSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSettings:
+    """A slower tier that the KV of preempted requests moves to (docs/faults.md).
+
+    A transfer of n tokens takes ``latency_s`` + n x ``kv_bytes_per_token`` / ``bytes_per_s``; the
+    default is 16-bit Llama-3.1-8B (32 layers x 8 KV heads x 128 x key and value x 2 bytes). The
+    capacity is given in bytes or in blocks; with neither it is unlimited. ``rule`` says whether a
+    resumed request loads what it can: ``cheaper`` does where that ends sooner than the profile says
+    that computing takes. With ``overlap`` others go on while a request waits for its load, as with
+    vLLM's connector; without, the step that resumes it lasts so much longer. ``is_durable`` KV
+    outlives a lost worker (disk, or a process of its own).
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    capacity_bytes: float | None = None
+    capacity_blocks: int | None = None
+    kv_bytes_per_token: int = 131_072
+    rule: LoadRule = "always_load"
+    overlap: bool = True
+    is_durable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(LoadRule):
+            raise unknown_name("offload rule", str(self.rule), get_args(LoadRule))
+        if not self.bytes_per_s > 0.0:
+            raise InvalidInput(
+                f"offload bytes_per_s is {self.bytes_per_s}: it must be above 0 (inf is allowed)"
+            )
+        for name in ("latency_s", "capacity_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise InvalidInput(f"offload {name} is {value}: give a finite number >= 0")
+        _check_whole_number("offload", "capacity_blocks", self.capacity_blocks, 0)
+        _check_whole_number("offload", "kv_bytes_per_token", self.kv_bytes_per_token, 1)
+        if self.capacity_bytes is not None and self.capacity_blocks is not None:
+            raise InvalidInput(
+                f"offload capacity_bytes is {self.capacity_bytes} and capacity_blocks "
+                f"{self.capacity_blocks}: give one of them, or neither for an unlimited tier"
+            )
+
+    def transfer_s(self, tokens: int) -> float:
+        """Return the seconds that moving the KV of ``tokens`` takes, one way."""
+        return self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
+
+    def blocks(self, block_size: int) -> int | None:
+        """Return the capacity in blocks; None is unlimited."""
+        if self.capacity_bytes is None:
+            return self.capacity_blocks
+        return int(self.capacity_bytes // (block_size * self.kv_bytes_per_token))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of the vLLM V1 scheduler that this engine follows; names and defaults are vLLM's.
 
@@ -84,6 +137,8 @@ class EngineConfig:
     size, ``max_num_seqs`` its max_running_requests and ``max_num_batched_tokens`` its
     chunked_prefill_size; what only vLLM has must stay at its default.
 
+    ``offload`` is a tier that preempted KV moves to; without one it is computed again.
+
     ``drain_s`` bounds the wait for the tagged requests after the last of them arrived;
     ``max_idle_steps`` is how many steps may pass without one output token.
     """
@@ -104,6 +159,7 @@ class EngineConfig:
     trust_withdrawn_blocks: bool = False
     vllm_version: VllmVersion = "0.33"
     sglang: SglangSettings | None = None
+    offload: OffloadSettings | None = None
     drain_s: float = math.inf
     max_idle_steps: int = 20_000
 
@@ -210,6 +266,7 @@ VLLM_ONLY: dict[str, object] = {
     "async_scheduling": False,
     "trust_withdrawn_blocks": False,
     "vllm_version": "0.33",
+    "offload": None,
 }
 """Settings without a counterpart in SGLang, and what they must be there."""
 # settings that older series lack

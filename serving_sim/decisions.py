@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO, cast, get_args
 
@@ -23,8 +23,9 @@ from contracts.errors import InvalidInput
 from contracts.files import atomic_path
 from contracts.policy import Policy
 from contracts.records import COHORTS
-from serving_sim.config import SINCE, EngineConfig, VllmVersion, follows
+from serving_sim.config import SINCE, EngineConfig, OffloadSettings, VllmVersion, follows
 from serving_sim.engine import SimResult, StepLog, simulate
+from serving_sim.faults import FaultPlan
 from serving_sim.profile import AffineProfile
 from traces.workload import Workload
 
@@ -177,9 +178,13 @@ def simulate_driver(
     driver: DriverLog,
     policy: Policy | None = None,
     on_step: Callable[[StepLog], None] | None = None,
+    faults: FaultPlan | None = None,
+    offload: OffloadSettings | None = None,
 ) -> SimResult:
-    """Run the workload of ``driver`` on the engine and the clock that it asks for."""
-    return simulate(driver.workload, driver.config, driver.profile, policy, on_step=on_step)
+    """Run the workload of ``driver`` on the engine and the clock that it asks for; the driver
+    itself knows neither faults nor a slower tier."""
+    config = replace(driver.config, offload=offload)
+    return simulate(driver.workload, config, driver.profile, policy, on_step=on_step, faults=faults)
 
 
 def write_log(driver: DriverLog, path: Path, policy: Policy | None = None) -> SimResult:

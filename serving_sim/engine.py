@@ -18,10 +18,13 @@ from contracts.policy import Policy
 from contracts.records import COHORTS, RequestRecord, State
 from contracts.signals import RemainingGrid
 from serving_sim.config import EngineConfig
+from serving_sim.faults import FaultPlan
+from serving_sim.offload import Tier
 from serving_sim.profile import StepProfile, StepWork, single_stream_s
 from serving_sim.requests import LiveRequest, live_requests, record_of
 from serving_sim.scheduler import ChooseVictim, StepPlan
 from serving_sim.sglang import scheduler_of
+from serving_sim.strikes import Strikes
 from serving_sim.victims import PolicyRule, least_decoded, least_urgent, youngest
 from traces.workload import Workload
 
@@ -33,6 +36,7 @@ class StepLog:
     """What one planned step decided; the fields of a decision log (serving_sim/decisions.py).
 
     ``running`` and ``waiting`` are as the planning left them; ``scheduled`` is in its order.
+    ``lost`` names whose KV went with a lost worker since the step before.
     """
 
     step: int
@@ -43,6 +47,7 @@ class StepLog:
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     num_free_blocks: int
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,10 @@ class SimResult:
     ``computed_tokens`` include the ``recomputed_tokens`` (computed before, lost by preemption) and
     the ``discarded_tokens`` (planned ahead for a request that then ended; async scheduling only).
     ``cache_hit_tokens`` were found instead. ``signal_fallbacks`` counts decisions that met a NaN
-    score. ``drained`` says that every tagged request ended.
+    score or a signal's garbage. ``drained`` says that every tagged request ended.
+    ``offloaded_tokens`` were written to the offload tier, ``loaded_tokens`` read back, for which
+    requests waited ``load_s`` in sum. ``num_faults`` counts the strikes of the fault plan that
+    found their target.
     """
 
     records: tuple[RequestRecord, ...]
@@ -65,6 +73,10 @@ class SimResult:
     signal_fallbacks: int
     drained: bool
     discarded_tokens: int = 0
+    offloaded_tokens: int = 0
+    loaded_tokens: int = 0
+    load_s: float = 0.0
+    num_faults: int = 0
 
 
 def simulate(
@@ -75,6 +87,7 @@ def simulate(
     *,
     signal: RemainingGrid | None = None,
     seed: int = 0,
+    faults: FaultPlan | None = None,
     checks: bool = True,
     on_step: Callable[[StepLog], None] | None = None,
 ) -> SimResult:
@@ -83,13 +96,16 @@ def simulate(
 
     Without a policy the victim is the engine's own: the youngest under FCFS, the least urgent
     under PRIORITY, the one that wrote least in SGLang mode. ``seed`` keys the policy's draws.
-    Raises InvalidInput, NoProgressError, and with ``checks`` LawViolation.
+    ``faults`` strike between steps (serving_sim/faults.py). Raises InvalidInput, NoProgressError,
+    and with ``checks`` LawViolation.
     """
     rule = victim_rule(config, profile, policy, signal, seed)
-    run = Run(workload, config, profile, rule, checks)
+    run = Run(workload, config, profile, rule, checks, faults)
     scheduler = run.scheduler
     while run.goes_on():
         run.admit_arrivals()
+        if run.strikes is not None and run.strikes.strike_next(run):
+            continue
         if run.is_idle():
             run.jump_to_next_arrival()
             continue
@@ -134,6 +150,7 @@ class Run:
         profile: StepProfile,
         rule: ChooseVictim,
         checks: bool,
+        faults: FaultPlan | None = None,
     ) -> None:
         self.workload, self.config, self.profile, self.rule = workload, config, profile, rule
         self.scheduler = scheduler_of(config, rule, checks=checks)
@@ -145,12 +162,24 @@ class Run:
         self.requests = live_requests(workload, awaited.tolist(), self._served_tokens(), config)
         self.num_awaited = int(awaited.sum())
         self.horizon_s = float(workload.arrival_s[awaited][-1]) + config.drain_s
+        self.strikes = self._strikes_of(faults) if faults is not None and faults.faults else None
+        if config.offload is not None:
+            cost_s = profile.prefill_s_per_token
+            self.scheduler.tier = Tier(config.offload, config, cost_s, checks=checks)
         self._next = 0
         self._finished: list[str] = []
+        self._lost: list[str] = []
         self._in_flight: deque[StepPlan] = deque()
         self._depth = 2 if config.async_scheduling else 1
         self.idle_steps = 0
         self._recent_steps_s = rule.recent_steps_s if isinstance(rule, PolicyRule) else None
+
+    def _strikes_of(self, faults: FaultPlan) -> Strikes:
+        faults.check(self.workload, self.config.usable_blocks)
+        strikes = Strikes(faults, self.requests, self.config.usable_blocks)
+        if isinstance(self.rule, PolicyRule):
+            self.rule.outages = strikes.outages
+        return strikes
 
     def _served_tokens(self) -> list[int]:
         """Output tokens of each request, cut where prompt + output reach max_model_len."""
@@ -180,6 +209,8 @@ class Run:
                 request.accepted_s = request.arrival_s
                 request.end_reason = "unfinished"
                 self.scheduler.waiting.push(request)
+                if not self.scheduler.can_hold(request, self.scheduler.pool.num_blocks):
+                    self.give_up(request, "failed", "kv_shrunk")
             else:
                 self._end(request, request.arrival_s, reason)
                 request.state = "rejected"
@@ -191,26 +222,47 @@ class Run:
         return self.scheduler.refusal(request)
 
     def jump_to_next_arrival(self) -> None:
-        """Let an idle engine sleep until something arrives, or until the run's end."""
+        """Let an idle engine sleep until something arrives or strikes, or until the run's end."""
         self.scheduler.rest()
         if self._next < len(self.requests):
-            self.clock_s = self.requests[self._next].arrival_s
+            self.clock_s = self._next_event_s()
+
+    def _next_event_s(self) -> float:
+        """When something arrives or strikes next; infinity when nothing will."""
+        arrival_s = math.inf
+        if self._next < len(self.requests):
+            arrival_s = self.requests[self._next].arrival_s
+        return arrival_s if self.strikes is None else min(arrival_s, self.strikes.next_s)
 
     def start(self, plan: StepPlan) -> None:
         """Let a step begin: its tokens count as computed, and its samples as expected."""
         self.num_steps += 1
-        self._finished = []
+        self._finished, self._lost = [], []
         self._in_flight.append(plan)
         for request, reason in plan.failed:
             self._fail(request, reason)
         work = self._compute(plan)
-        if work.num_requests:
-            plan.step_s = self.profile.step_s(work)
+        plan.step_s = self._step_s(plan, work)
         if not 0.0 <= plan.step_s < math.inf:
             raise LawViolation(
                 f"profile {self.profile.name!r} says a step of {work} takes {plan.step_s} s: the "
                 "clock must not run backwards; give finite seconds >= 0"
             )
+
+    def _step_s(self, plan: StepPlan, work: StepWork) -> float:
+        """Return how long ``plan`` takes: one that computes nothing waits until something can."""
+        if not work.num_requests:
+            return self._wait_s() if len(self._in_flight) == 1 else 0.0
+        step_s = self.profile.step_s(work)
+        if self.strikes is not None:
+            step_s *= self.strikes.slowness(self.clock_s)
+        return step_s + plan.load_s
+
+    def _wait_s(self) -> float:
+        """Return the seconds until KV is loaded that somebody waits for, or another event; 0 if
+        nobody does."""
+        loads = [r.load_ends_s for r in self.scheduler.running if r.load_ends_s > self.clock_s]
+        return min(*loads, self._next_event_s()) - self.clock_s if loads else 0.0
 
     def may_plan_ahead(self, plan: StepPlan) -> bool:
         """Say whether the next step is planned before ``plan`` returns: one is, under async."""
@@ -276,6 +328,25 @@ class Run:
         request.state = "failed"
         self._end(request, self.clock_s, reason)
 
+    def give_up(self, request: LiveRequest, state: State, reason: str) -> bool:
+        """End an accepted request before its time, wherever it is; once it ended, do nothing. Say
+        whether it was there."""
+        if request.accepted_s is None or request.end_s is not None:
+            return False
+        self.scheduler.drop(request)
+        self._finished.append(request.request_id)
+        request.state = state
+        self._end(request, self.clock_s, reason)
+        return True
+
+    def lose_kv(self) -> list[LiveRequest]:
+        """Lose all KV and the steps in flight; return who ran and now waits again."""
+        self.discarded_tokens += self._num_discarded_in_flight()
+        self._in_flight.clear()
+        lost = self.scheduler.lose_kv(self.clock_s)
+        self._lost += [request.request_id for request in lost]
+        return lost
+
     def outcome(self, request: LiveRequest) -> tuple[State, str]:
         """Return the state and the reason with which ``request`` ends once it wrote its tokens."""
         cut = request.output_tokens < int(self.workload.output_tokens[request.index])
@@ -304,6 +375,7 @@ class Run:
             running=tuple(r.request_id for r in scheduler.running),
             waiting=tuple(r.request_id for r in scheduler.waiting),
             num_free_blocks=scheduler.pool.num_free,
+            lost=tuple(self._lost),
         )
 
     def _num_discarded_in_flight(self) -> int:
@@ -328,6 +400,7 @@ class Run:
             )
             for request in self.requests
         )
+        tier = self.scheduler.tier
         return SimResult(
             records=records,
             num_steps=self.num_steps,
@@ -339,4 +412,8 @@ class Run:
             signal_fallbacks=self.rule.num_fallbacks if isinstance(self.rule, PolicyRule) else 0,
             drained=self.num_awaited == 0,
             discarded_tokens=self.discarded_tokens + self._num_discarded_in_flight(),
+            offloaded_tokens=tier.offloaded_tokens if tier is not None else 0,
+            loaded_tokens=tier.loaded_tokens if tier is not None else 0,
+            load_s=tier.load_s if tier is not None else 0.0,
+            num_faults=self.strikes.num_struck if self.strikes is not None else 0,
         )

@@ -44,7 +44,7 @@ class Card:
 def import_aiconfigurator(folder: Path, model: str, header: ProfileHeader) -> SurfaceProfile:
     """Return the profile of ``model`` from the tables of one GPU (.../<gpu>/*.parquet).
 
-    Raises InvalidInput for a missing table or a shape outside what was timed.
+    Raises InvalidInput for a missing or foreign table, or a shape outside what was timed.
     """
     shape, gpus = architecture(model), header.tensor_parallel
     card = read_card(folder / "system.yaml")
@@ -104,7 +104,13 @@ def _table(folder: Path, name: str, **wanted: Any) -> dict[str, FloatArray]:
     paths = sorted(folder.glob(f"{name}.*.parquet"))
     if len(paths) != 1:
         raise InvalidInput(f"{folder} holds {len(paths)} files {name}.*.parquet; one is read")
-    filters = [(column, "=", value) for column, value in wanted.items()]
+    present = pq.read_schema(paths[0]).names
+    missing = set(wanted) - set(present) - {"window_size"}  # older tables knew no windows
+    if missing or "latency" not in present:
+        raise InvalidInput(
+            f"{paths[0]} lacks columns {sorted(missing) or ['latency']}: is it AIConfigurator's?"
+        )
+    filters = [(column, "=", value) for column, value in wanted.items() if column in present]
     table = pq.read_table(paths[0], filters=filters)
     if not table.num_rows:
         raise InvalidInput(f"{paths[0]}: nothing was timed with {wanted}")

@@ -20,6 +20,7 @@ from contracts.policy import FloatArray, IntArray, Policy, RunningViews
 from contracts.signals import RemainingGrid
 from serving_sim.config import EngineConfig
 from serving_sim.engine import Run, SimResult, simulate, victim_rule
+from serving_sim.faults import FaultPlan
 from serving_sim.kernels import layout, leaps
 from serving_sim.kernels.alone import alone_seconds
 from serving_sim.policies import lifo
@@ -43,6 +44,7 @@ class Simulate(Protocol):
         *,
         signal: RemainingGrid | None = None,
         seed: int = 0,
+        faults: FaultPlan | None = None,
     ) -> SimResult: ...
 
 
@@ -54,12 +56,13 @@ def simulate_fast(
     *,
     signal: RemainingGrid | None = None,
     seed: int = 0,
+    faults: FaultPlan | None = None,
 ) -> SimResult:
     """Return what :func:`serving_sim.engine.simulate` returns, and raise what it raises.
 
     Where :func:`unsupported` gives a reason, the step engine does run; a log line says so.
     """
-    reason = unsupported(workload, config, profile, policy, signal)
+    reason = unsupported(workload, config, profile, policy, signal, faults)
     if reason is None:
         assert isinstance(profile, AffineProfile)
         result = _jump(workload, config, profile, policy, signal, seed)
@@ -67,7 +70,7 @@ def simulate_fast(
             return result
         reason = "a step's seconds overflow"
     _say(reason)
-    return simulate(workload, config, profile, policy, signal=signal, seed=seed)
+    return simulate(workload, config, profile, policy, signal=signal, seed=seed, faults=faults)
 
 
 ENGINES: Mapping[str, Simulate] = {"jump": simulate_fast, "step": simulate}
@@ -75,6 +78,7 @@ ENGINES: Mapping[str, Simulate] = {"jump": simulate_fast, "step": simulate}
 
 _PLAIN = {
     "sglang": None,
+    "offload": None,
     "async_scheduling": False,
     "vllm_version": "0.33",
     "long_prefill_token_threshold_adaptive": False,
@@ -88,10 +92,13 @@ def unsupported(
     profile: StepProfile,
     policy: Policy | None = None,
     signal: RemainingGrid | None = None,
+    faults: FaultPlan | None = None,
 ) -> str | None:
     """Say why the jump engine cannot run this; None if it can."""
     if type(profile) is not AffineProfile:
         return f"profile {profile.name!r} is not an AffineProfile"
+    if faults is not None and faults.faults:
+        return "faults are followed by the step engine only"
     for name, plain in _PLAIN.items():
         if getattr(config, name) != plain:
             return f"{name} = {getattr(config, name)!r} is followed by the step engine only"

@@ -56,6 +56,15 @@ class StepProfile(Protocol):
         ...
 
 
+@runtime_checkable
+class TimesAlone(Protocol):
+    """A profile that sums up the steps of a lone request by itself, faster and bit for bit."""
+
+    def alone_s(self, prompt_tokens: int, output_tokens: int, budget_tokens: int) -> float:
+        """Return the seconds of the request, its prefill in chunks of ``budget_tokens``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FitReport:
     """How an affine profile was fitted, and how far off it is where it was not (held out).
@@ -131,6 +140,8 @@ def single_stream_s(
 
 @lru_cache(maxsize=65_536)
 def _alone_s(prompt_tokens: int, output_tokens: int, budget: int, profile: StepProfile) -> float:
+    if isinstance(profile, TimesAlone):
+        return profile.alone_s(prompt_tokens, output_tokens, budget)
     clock_s = 0.0
     computed, known = 0, prompt_tokens
     while known < prompt_tokens + output_tokens:

@@ -22,6 +22,7 @@ class LiveRequest:
     ``computed_tokens`` have KV, or will have once the planned steps have run;
     ``peak_computed_tokens`` had it before a preemption took it away. Of ``blocks`` the first
     ``num_published`` can be found; the first ``num_shared`` hold the prefix of ``prefix_owner``.
+    KV that is being loaded from a slower tier is complete at ``load_ends_s``.
     """
 
     index: int
@@ -48,6 +49,8 @@ class LiveRequest:
     draw: float | None = None
     recomputed_tokens: int = 0
     cache_hit_tokens: int = 0
+    loaded_tokens: int = 0
+    load_ends_s: float = 0.0
     accepted_s: float | None = None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -134,6 +137,7 @@ def record_of(
         num_preemptions=request.num_preemptions,
         recomputed_tokens=request.recomputed_tokens,
         cache_hit_tokens=request.cache_hit_tokens,
+        loaded_tokens=request.loaded_tokens,
         queued_s=max(0.0, queue_end_s - request.arrival_s),
         preempted_s=preempted_s,
         single_stream_s=single_stream_s,

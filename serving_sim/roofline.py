@@ -22,6 +22,7 @@ PEAKS: Mapping[str, Peak] = {  # from the makers' data sheets; by the name that 
     "rtxpro6000": Peak(503.8e12, 1.597e12),
     "h100": Peak(989e12, 3.35e12),
     "h200": Peak(989e12, 4.8e12),
+    "l40s": Peak(362e12, 0.864e12),
 }
 
 

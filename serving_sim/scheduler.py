@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from serving_sim.blocks import BlockPool
 from serving_sim.config import EngineConfig
+from serving_sim.offload import Load, Tier
 from serving_sim.requests import LiveRequest, PriorityQueue, WaitingQueue
 
+NO_LOAD = Load(0, 0.0)
 ChooseVictim = Callable[[list[LiveRequest], float], int]
 """(running requests in admission order, now in seconds) -> position of the victim."""
 
@@ -24,8 +26,9 @@ class StepPlan:
 
     ``sampling`` lists the requests that get a token when it returns, each with its number of
     preemptions when the step began: a token for a request that was preempted since is *stale*.
-    ``step_s`` is how long the step takes. ``failed`` lists the requests that the scheduler gave up,
-    each with the reason (SGLang mode only).
+    ``step_s`` is how long the step takes, ``load_s`` of it to load KV from a slower tier.
+    ``failed`` lists the requests that the scheduler gave up, each with the reason (SGLang mode
+    only).
     """
 
     now_s: float
@@ -35,6 +38,7 @@ class StepPlan:
     sampling: list[tuple[LiveRequest, int]] = field(default_factory=list)
     failed: list[tuple[LiveRequest, str]] = field(default_factory=list)
     step_s: float = 0.0
+    load_s: float = 0.0
 
 
 class Scheduler:
@@ -47,23 +51,33 @@ class Scheduler:
         self.pool = BlockPool(
             config.usable_blocks, blank_first=config.follows("0.27"), checks=checks
         )
+        self.tier: Tier | None = None
         self.num_preemptions = 0
+        self._checks = checks
+        self._evicted_between_steps: list[LiveRequest] = []
         self._choose_victim = choose_victim
         self._num_admissions = 0
         self._counts_all_passed = config.follows("0.33")
         self._self_victim_ends_step = not config.follows("0.33")
 
     def refusal(self, request: LiveRequest) -> str | None:
-        """Say why an arriving ``request`` is not queued; None if it is."""
-        most = self.config.fitting_tokens(request.prompt_tokens + request.max_tokens)
-        return "infeasible_kv" if self.config.blocks_for(most) > self.pool.num_blocks else None
+        """Say why an arriving ``request`` is not queued; None if it is.
+
+        It is held against the configured pool, so that a pool that shrank refuses nobody: who is
+        accepted must not depend on the policy.
+        """
+        return None if self.can_hold(request, self.config.usable_blocks) else "infeasible_kv"
+
+    def can_hold(self, request: LiveRequest, num_blocks: int) -> bool:
+        """Say whether a pool of ``num_blocks`` can hold all that ``request`` may write."""
+        return self.config.blocks_for(request.final_tokens) <= num_blocks
 
     def rest(self) -> None:
         """Take note that nothing runs or waits: vLLM's scheduler learns nothing from that."""
 
     def begin(self, now_s: float) -> StepPlan:
         """Return the empty plan of a step that starts at ``now_s``."""
-        return StepPlan(now_s, self.config.max_num_batched_tokens)
+        return self._new_plan(now_s, self.config.max_num_batched_tokens)
 
     def schedule_running(self, plan: StepPlan) -> None:
         """Give each running request its next tokens, evicting until their blocks are free.
@@ -78,8 +92,8 @@ class Scheduler:
         cursor = 0
         while cursor < len(running) and plan.budget_tokens > 0:
             request = running[cursor]
-            if request.expected_tokens >= request.final_tokens:
-                cursor += 1  # its last token is on the way
+            if request.expected_tokens >= request.final_tokens or request.load_ends_s > plan.now_s:
+                cursor += 1  # its last token, or its KV, is on the way
                 continue
             computed = request.computed_tokens
             tokens = min(request.expected_tokens - computed, chunk_limit, plan.budget_tokens)
@@ -123,17 +137,20 @@ class Scheduler:
             # at least one token is computed again, so that there is something to sample from
             found = pool.find(map(request.content, range((known - 1) // config.block_size)))
             hit_tokens = len(found) * config.block_size
-            tokens = min(known - hit_tokens, chunk_limit)
+            load = self._offer(request, hit_tokens, plan.now_s)
+            ready_tokens = hit_tokens + load.tokens
+            tokens = min(known - ready_tokens, chunk_limit)
             if not config.enable_chunked_prefill and tokens > plan.budget_tokens:
                 break
             tokens = min(tokens, plan.budget_tokens)
-            must_fit = known if config.reserve_full_isl else hit_tokens + tokens
+            must_fit = known if config.reserve_full_isl else ready_tokens + tokens
             missing = config.blocks_for(must_fit) - len(found) + pool.count_free(found)
             spare = config.watermark_blocks if self.running else 0
             if missing + spare > pool.num_free:
                 break
-            self._admit(waiting.pop(), found, tokens, plan)
-            self.publish(request, hit_tokens + tokens)
+            self._admit(waiting.pop(), found, tokens, plan, load)
+            if request in plan.scheduled:
+                self.publish(request, ready_tokens + tokens)
 
     def publish(self, request: LiveRequest, num_tokens: int) -> None:
         """Let the full blocks of the first ``num_tokens`` be found, if caching is on."""
@@ -147,6 +164,36 @@ class Scheduler:
         """Let a finished request go: it runs, or it was preempted before its last token came."""
         (self.running if request.evicted_at_s is None else self.waiting).remove(request)
         self._release(request)
+        if self.tier is not None:
+            self.tier.drop(request)
+
+    def drop(self, request: LiveRequest) -> None:
+        """Let a request go that ends before its time, whether it runs or waits."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        self._release(request)
+        if self.tier is not None:
+            self.tier.drop(request)
+
+    def resize(self, num_blocks: int, now_s: float) -> None:
+        """Change the size of the pool between two steps: free blocks go first, then victims'."""
+        between = StepPlan(now_s, 0)
+        while self.pool.num_blocks - num_blocks > self.pool.num_free:
+            self._preempt(self._choose_victim(self.running, now_s), between)
+        self.pool.resize(num_blocks)
+        self._evicted_between_steps += between.preempted
+
+    def lose_kv(self, now_s: float) -> list[LiveRequest]:
+        """Lose all KV, as when the worker dies; return who ran. They wait again, oldest first."""
+        lost, self.running = self.running, []
+        self.pool = BlockPool(
+            self.pool.num_blocks, blank_first=self.config.follows("0.27"), checks=self._checks
+        )
+        for request in reversed(lost):
+            request.blocks, request.num_published = [], 0
+            self._requeue(request, now_s)
+        if self.tier is not None:
+            self.tier.lose(now_s)
+        return lost
 
     def diagnosis(self, now_s: float, idle_steps: int) -> str:
         """Return what a user should know when ``idle_steps`` passed without an output token."""
@@ -184,13 +231,47 @@ class Scheduler:
             return max(threshold, config.max_num_batched_tokens // num_requests)
         return threshold
 
-    def _admit(self, request: LiveRequest, found: list[int], tokens: int, plan: StepPlan) -> None:
+    def _new_plan(self, now_s: float, budget_tokens: int) -> StepPlan:
+        """Return an empty plan; who was evicted since the last one counts as preempted in it."""
+        evicted, self._evicted_between_steps = self._evicted_between_steps, []
+        return StepPlan(now_s, budget_tokens, preempted=evicted)
+
+    def _offer(self, request: LiveRequest, hit_tokens: int, now_s: float) -> Load:
+        """Return what the tier can add to the ``hit_tokens`` that were found."""
+        if self.tier is None:
+            return NO_LOAD
+        return self.tier.offer(request, hit_tokens, now_s)
+
+    def _start_load(self, request: LiveRequest, load: Load, plan: StepPlan) -> None:
+        """Load KV: the request waits for it while others go on, or the whole step does."""
+        if self.tier is None or not load.tokens:
+            return
+        self.tier.load(request, load, plan.now_s)
+        if self.tier.overlaps:
+            request.load_ends_s = load.ends_s
+        else:
+            plan.load_s = max(plan.load_s, load.ends_s - plan.now_s)
+
+    def _admit(
+        self,
+        request: LiveRequest,
+        found: list[int],
+        tokens: int,
+        plan: StepPlan,
+        load: Load = NO_LOAD,
+    ) -> None:
+        """Let ``request`` run: its blocks are taken, and it computes ``tokens`` in this step, or
+        none while its KV is loaded."""
         hit_tokens = len(found) * self.config.block_size
+        self._start_load(request, load, plan)
+        if request.load_ends_s > plan.now_s:
+            tokens = 0
         self.pool.share(request.index, found)
-        missing = self.config.blocks_for(hit_tokens + tokens) - len(found)
+        ready_tokens = hit_tokens + load.tokens
+        missing = self.config.blocks_for(ready_tokens + tokens) - len(found)
         request.blocks = found + self.pool.take(request.index, missing)
         request.num_published = len(found)
-        request.computed_tokens = hit_tokens
+        request.computed_tokens = ready_tokens
         request.cache_hit_tokens += hit_tokens
         request.admission_seq = self._num_admissions
         self._num_admissions += 1
@@ -198,8 +279,9 @@ class Scheduler:
             request.first_scheduled_s = plan.now_s
         request.end_eviction(plan.now_s)
         self.running.append(request)
-        plan.scheduled[request] = tokens
-        plan.budget_tokens -= tokens
+        if tokens:
+            plan.scheduled[request] = tokens
+            plan.budget_tokens -= tokens
 
     def _preempt(self, at: int, plan: StepPlan) -> LiveRequest:
         """Evict the running request at ``at``: it keeps its tokens and loses its KV."""
@@ -208,16 +290,23 @@ class Scheduler:
         if not self.config.trust_withdrawn_blocks:
             self._unpublish_withdrawn(victim)
         self._release(victim)
-        victim.peak_computed_tokens = max(victim.peak_computed_tokens, victim.computed_tokens)
-        victim.computed_tokens = 0
-        victim.expected_tokens = victim.known_tokens
+        if self.tier is not None:
+            self.tier.store(victim, plan.now_s)
         victim.num_preemptions += 1
         victim.draw = None
-        victim.evicted_at_s = plan.now_s
-        self.waiting.push_victim(victim)
+        self._requeue(victim, plan.now_s)
         plan.preempted.append(victim)
         self.num_preemptions += 1
         return victim
+
+    def _requeue(self, request: LiveRequest, now_s: float) -> None:
+        """Let a request that lost its KV wait again."""
+        request.peak_computed_tokens = max(request.peak_computed_tokens, request.computed_tokens)
+        request.computed_tokens = 0
+        request.expected_tokens = request.known_tokens
+        request.load_ends_s = 0.0
+        request.evicted_at_s = now_s
+        self.waiting.push_victim(request)
 
     def _unpublish_withdrawn(self, victim: LiveRequest) -> None:
         """Take back what the step now planned would have filled."""

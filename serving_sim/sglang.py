@@ -69,11 +69,14 @@ class SglangScheduler(Scheduler):
 
     def refusal(self, request: LiveRequest) -> str | None:
         """Say why an arriving ``request`` is not queued; None if it is."""
-        pool_tokens = self._tokens(self.pool.num_blocks)
-        if self._wanted_tokens(request, request.prompt_tokens) >= pool_tokens:
+        if not self.can_hold(request, self.config.usable_blocks):
             return "infeasible_kv"
         limit = self._settings.max_queued_requests
         return "queue_full" if limit is not None and len(self.waiting) >= limit else None
+
+    def can_hold(self, request: LiveRequest, num_blocks: int) -> bool:
+        """Say whether an empty pool of ``num_blocks`` would admit ``request``."""
+        return self._wanted_tokens(request, request.known_tokens) < self._tokens(num_blocks)
 
     def rest(self) -> None:
         """Take note that nothing runs or waits."""
@@ -91,7 +94,7 @@ class SglangScheduler(Scheduler):
         budget_tokens = self._settings.max_prefill_tokens
         if self.config.enable_chunked_prefill:
             budget_tokens = min(budget_tokens, self.config.max_num_batched_tokens)
-        return StepPlan(now_s, budget_tokens)
+        return self._new_plan(now_s, budget_tokens)
 
     def schedule_running(self, plan: StepPlan) -> None:
         """Plan a prefill batch if one can be formed, else a decode step of all that run."""
@@ -107,6 +110,29 @@ class SglangScheduler(Scheduler):
         """Let a finished request go; all of its KV can be found from now on."""
         self.publish(request, request.computed_tokens)
         super().retire(request)
+        self._is_full = False
+
+    def drop(self, request: LiveRequest) -> None:
+        """Let a request go that ends before its time, whether it runs or waits."""
+        super().drop(request)
+        self._forget_gone()
+
+    def resize(self, num_blocks: int, now_s: float) -> None:
+        """Change the size of the pool between two steps."""
+        super().resize(num_blocks, now_s)
+        self._forget_gone()
+
+    def lose_kv(self, now_s: float) -> list[LiveRequest]:
+        """Lose all KV, and what the lost worker had learned."""
+        lost = super().lose_kv(now_s)
+        self._forget_gone()
+        self.ratio.reset()
+        return lost
+
+    def _forget_gone(self) -> None:
+        """Take note that somebody left between two steps."""
+        if self._chunked not in self.running:
+            self._chunked = None
         self._is_full = False
 
     def _prefill(self, plan: StepPlan) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
-from serving_sim.kernels.surface import many_step_seconds, step_seconds
+from serving_sim.kernels.surface import alone_seconds, many_step_seconds, step_seconds
 from serving_sim.profile import StepWork
 
 # name of each table, in the kernel's order, and its axes (tokens, or requests)
@@ -170,6 +170,15 @@ class SurfaceProfile:
         """Return the seconds of many steps; ``work`` has shape (steps, 6), StepWork's fields."""
         seconds: FloatArray = many_step_seconds(self.flat, work)
         return seconds
+
+    def alone_s(self, prompt_tokens: int, output_tokens: int, budget_tokens: int) -> float:
+        """Return the seconds a request takes alone, in chunks of ``budget_tokens`` at most."""
+        tokens = prompt_tokens + output_tokens
+        if self.strict or self.digest not in _warned:
+            chunk = min(prompt_tokens, budget_tokens)
+            self._check_range(StepWork(chunk, prompt_tokens, 0, 0, 1))
+            self._check_range(StepWork(0, 0, 1, tokens, 1, tokens))
+        return float(alone_seconds(self.flat, prompt_tokens, output_tokens, budget_tokens))
 
     def _check_range(self, work: StepWork) -> None:
         beyond = beyond_range(self.range, work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -10,9 +11,11 @@ from contracts.errors import ConformanceError, InvalidInput
 from contracts.policy import FloatArray, Policy, RunningViews
 from contracts.randomness import keyed_uniform
 from contracts.signals import RemainingGrid
+from serving_sim.faults import Answer, SignalOutage
 from serving_sim.requests import LiveRequest
 
 TPOT_WINDOW_STEPS = 32
+GARBAGE: dict[Answer, float] = {"nan": math.nan, "inf": math.inf, "negative": -1.0}
 
 
 def youngest(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG001
@@ -38,7 +41,9 @@ class PolicyRule:
 
     A column that the policy does not declare to read (``reads_signal``, ``reads_deadline``) is
     NaN, so an undeclared dependence cannot creep in. A request scored NaN is not chosen; when all
-    are, the youngest goes. ``num_fallbacks`` counts the decisions that met a NaN score.
+    are, the youngest goes. During ``outages`` the signal answers garbage, and the youngest goes
+    unasked, or it answers what it said at age 0. ``num_fallbacks`` counts the decisions that met a
+    NaN score or garbage.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class PolicyRule:
             )
         self.policy = policy
         self.signal = signal if policy.reads_signal else None
+        self.outages: tuple[SignalOutage, ...] = ()
         self.num_fallbacks = 0
         self.recent_steps_s: deque[float] = deque(maxlen=TPOT_WINDOW_STEPS)
         self._seed = seed
@@ -58,7 +64,11 @@ class PolicyRule:
 
     def __call__(self, running: list[LiveRequest], now_s: float) -> int:
         """Return the position of the victim in ``running``."""
-        scores = np.asarray(self.policy.score(self.views(running, now_s)), dtype=np.float64)
+        views = self.views(running, now_s)
+        if self.outages and self.signal is not None and not _is_sound(views.remaining):
+            self.num_fallbacks += 1
+            return len(running) - 1
+        scores = np.asarray(self.policy.score(views), dtype=np.float64)
         if scores.shape != (len(running),):
             raise ConformanceError(
                 f"policy {self.policy.name!r} returned scores of shape {scores.shape} for "
@@ -74,7 +84,7 @@ class PolicyRule:
     def views(self, running: list[LiveRequest], now_s: float) -> RunningViews:
         """Return what the policy may know of ``running``, in admission order."""
         count = len(running)
-        remaining, upper = self._remaining(running)
+        remaining, upper = self._remaining(running, now_s)
         reads_deadline = self.policy.reads_deadline
         return RunningViews(
             request_id=_ints([r.index for r in running]),
@@ -98,10 +108,17 @@ class PolicyRule:
             draw=_floats([self._draw(r) for r in running]),
         )
 
-    def _remaining(self, running: list[LiveRequest]) -> tuple[FloatArray, FloatArray]:
+    def _remaining(self, running: list[LiveRequest], now_s: float) -> tuple[FloatArray, FloatArray]:
         if self.signal is None:
             return _floats(len(running)), _floats(len(running))
-        answers = [self.signal.read(r.index, r.generated_tokens) for r in running]
+        outage = next((o.answer for o in self.outages if o.at_s <= now_s < o.until_s), None)
+        if outage in GARBAGE:
+            garbage = np.full(len(running), GARBAGE[outage])
+            return garbage, garbage.copy()
+        is_stale = outage is not None
+        answers = [
+            self.signal.read(r.index, 0 if is_stale else r.generated_tokens) for r in running
+        ]
         return _floats([a[0] for a in answers]), _floats([a[1] for a in answers])
 
     def _recent_tpot_s(self) -> float:
@@ -114,6 +131,11 @@ class PolicyRule:
                 self._seed, "policy-draw", request.request_id, request.num_preemptions
             )
         return request.draw
+
+
+def _is_sound(remaining: FloatArray) -> bool:
+    """Say whether every answer keeps the contract of a signal: finite, at least 1 token."""
+    return bool(np.all(np.isfinite(remaining) & (remaining >= 1.0)))
 
 
 def _ints(values: list[int]) -> np.ndarray:

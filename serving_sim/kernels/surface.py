@@ -1,4 +1,4 @@
-"""Seconds of a step from the tables of a SurfaceProfile, compiled; both engines call this one.
+"""Seconds of a step from the tables of a SurfaceProfile, compiled: whoever asks gets the same bits.
 
 All tables lie in one flat float64 array, so that a call passes one array: HEADER_FLOATS numbers,
 the CUDA-graph batch sizes, then for each table of surface.TABLES its axes and its seconds
@@ -181,6 +181,23 @@ def step_seconds(
     chunk, prefix = one_chunk(prefill, prefill_context, num_requests - decodes)
     context = decode_context(tables, decodes, decode_context_tokens, longest)
     return seconds + float(_attention(tables, at, chunk, prefix, decodes, context))
+
+
+@_compiled
+def alone_seconds(tables: FloatArray, prompt_tokens: int, output_tokens: int, budget: int) -> float:
+    """Return what profile.single_stream_s returns for one request, bit for bit."""
+    clock_s = 0.0
+    computed, known = 0, prompt_tokens
+    while known < prompt_tokens + output_tokens:
+        tokens = min(known - computed, budget)
+        computed += tokens
+        if tokens == 1:
+            clock_s += step_seconds(tables, 0, 0, 1, computed, 1, 0)
+        else:
+            clock_s += step_seconds(tables, tokens, computed, 0, 0, 1, 0)
+        if computed == known:
+            known += 1
+    return clock_s
 
 
 @_compiled

@@ -81,12 +81,52 @@ def test_a_policy_takes_the_place_of_the_engines_rule(workload: Path, tmp_path: 
         (("--decisions", "x.jsonl"), "--decisions needs --workload"),
         (("--workload", "w.json", "--rate", "2"), "--rate does not go with --workload"),
         (("--workload", "w.json", "--policy", "lifo", "--policy", "fifo"), "one --policy at most"),
+        (("--workload", "w.json", "--offload-gib", "2"), "--offload-gib needs --offload"),
+        (
+            ("--workload", "w.json", "--offload", "2", "--decisions", "x.jsonl"),
+            "drop --faults and --offload",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
     done = run(*options)
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_faults_strike_a_workload(workload: Path, tmp_path: Path) -> None:
+    faults = tmp_path / "faults.toml"
+    faults.write_text("""
+        [[fault]]
+        kind = "disconnect"
+        request_id = "c"
+        at_s = 0.01
+        [[fault]]
+        kind = "stall"
+        at_s = 0.02
+        extra_s = 7.0
+    """)
+    done = run("--workload", workload, "--faults", faults, "--json")
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert (summary["faults"], summary["withdrawn"], summary["failed"]) == (2, 1, 0)
+    assert summary["simulated_s"] > 7.0
+    done = run("--workload", workload, "--faults", tmp_path / "absent.toml")
+    assert isinstance(done.exception, InvalidInput)
+    assert "absent.toml cannot be read" in str(done.exception)
+
+
+def test_a_tier_keeps_what_a_workload_would_compute_again(workload: Path) -> None:
+    plain = json.loads(run("--workload", workload, "--json").stdout)
+    assert plain["recomputed_tokens"] > 0
+    tiered = run("--workload", workload, "--json", "--offload", "1000", "--offload-gib", "1")
+    summary = json.loads(tiered.stdout)
+    assert summary["recomputed_tokens"] == 0
+    assert summary["loaded_tokens"] == summary["offloaded_tokens"] - 16 > 0
+    recompute = run(
+        "--workload", workload, "--json", "--offload", "1", "--offload-rule", "always_recompute"
+    )
+    assert json.loads(recompute.stdout)["recomputed_tokens"] == plain["recomputed_tokens"]
 
 
 def test_a_version_that_nobody_follows_is_refused(tmp_path: Path) -> None:

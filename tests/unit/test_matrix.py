@@ -22,6 +22,9 @@ from eval.summary import format_table, summarise
 from oracles.empirical import Clairvoyant
 from predictors.age_km import AgeKmSettings
 from preemptbench.demo import demo_matrix
+from serving_sim.config import OffloadSettings
+from serving_sim.fault_rates import FaultRate, FaultSource
+from serving_sim.faults import Disconnect, Failure
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import read_runs, write_runs
 from training.rows import training_set
@@ -102,8 +105,31 @@ def test_task_key_changes_with_what_matters_only(config: MatrixConfig) -> None:
         replace(config, policies=("lifo",)),
         replace(config, pressures=(Pressure("tight", 42),)),
         replace(config, engine=replace(config.engine, watermark=0.01)),
+        replace(config, engine=replace(config.engine, offload=OffloadSettings(bytes_per_s=1.0))),
+        replace(config, faults=FaultSource()),
     ):
         assert task_key(other, 1) != key
+
+
+def test_task_key_tells_kinds_of_faults_with_equal_fields_apart(config: MatrixConfig) -> None:
+    keys = {
+        task_key(replace(config, faults=FaultSource((kind(at_s=1.0, request_id="r7"),))), 1)
+        for kind in (Failure, Disconnect)
+    }
+    assert len(keys) == 2
+
+
+def test_faults_hit_all_cells_of_a_seed_alike_and_are_scored(
+    config: MatrixConfig, tmp_path: Path
+) -> None:
+    rate = FaultRate(kind="failure", probability=0.3, mean_after_s=0.01)
+    faulty = replace(config, faults=FaultSource(rates=(rate,)))
+    cells = run_matrix(faulty, tmp_path, num_jobs=1)
+    for seed in range(3):
+        (failed,) = {cell.score.failed for cell in cells if cell.seed == seed}
+        assert failed > 0
+    for cell in cells:
+        assert cell.score.breach >= cell.score.failed / cell.score.accepted
 
 
 def test_truth_and_oracle_never_share_a_run(

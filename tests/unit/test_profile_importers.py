@@ -164,6 +164,9 @@ def test_a_latency_that_is_none_and_heads_that_nobody_timed_are_refused(tmp_path
     )  # fmt: skip
     with pytest.raises(InvalidInput, match="1 latencies are not finite"):
         all_reduce_curve(folder, 2)
+    _write(folder, "custom_allreduce_perf", backend=["vllm_graph"], latency=[1.0])
+    with pytest.raises(InvalidInput, match=r"lacks columns \['num_gpus'\]"):
+        all_reduce_curve(folder, 2)
 
 
 @pytest.mark.data

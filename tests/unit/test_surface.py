@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
 from contracts.errors import InvalidInput
+from serving_sim.config import EngineConfig
 from serving_sim.kernels.surface import one_chunk
 from serving_sim.operator_profile import _one_chunk
 from serving_sim.profile import (
@@ -26,6 +27,7 @@ from serving_sim.profile import (
     list_profiles,
     load_profile,
     save_profile,
+    single_stream_s,
     strictly,
 )
 from serving_sim.surface import SurfaceProfile, Table, beyond_range
@@ -90,6 +92,23 @@ def test_many_steps_at_once_are_the_same_bits() -> None:
         warnings.simplefilter("ignore")
         one_by_one = [SMALL.step_s(StepWork(*map(int, row))) for row in work]
     assert SMALL.steps_s(work).tolist() == one_by_one
+
+
+@pytest.mark.parametrize(("prompt", "output", "budget"), [(1, 1, 8), (500, 300, 64), (65, 9, 64)])
+def test_alone_is_the_sum_of_its_steps_bit_for_bit(prompt: int, output: int, budget: int) -> None:
+    profile = small_profile(graph_batch_sizes=(1, 2))
+    config = EngineConfig(num_blocks=100, max_num_batched_tokens=budget)
+    clock_s, computed = 0.0, 0
+    for known in range(prompt, prompt + output):
+        while computed < known:
+            tokens = min(known - computed, budget)
+            computed += tokens
+            is_decode = tokens == 1
+            work = (
+                StepWork(0, 0, 1, computed, 1) if is_decode else StepWork(tokens, computed, 0, 0, 1)
+            )
+            clock_s += profile.steps_s(np.array([work]))[0]
+    assert single_stream_s(prompt, output, config, profile) == clock_s
 
 
 def test_a_batch_is_padded_to_the_next_graph_only_without_prefill() -> None:
