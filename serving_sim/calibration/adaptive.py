@@ -120,14 +120,7 @@ def calibrate(
     """
     begin_s = time.monotonic() if started_s is None else started_s
     session = _Session(bench, grid, journal, begin_s + settings.budget_s, on_step)
-    try:
-        session.take_all(grid.shapes())
-    except _OutOfTime:
-        raise InvalidInput(
-            f"the budget of {settings.budget_s:g} s ended after {len(session.taken)} of "
-            f"{len(session.planned)} steps of the coarse grid: run the same command again to go on "
-            f"from {journal.path}, or give a larger --budget-s"
-        ) from None
+    _take_coarse_grid(session, settings.budget_s)
     rounds: list[list[Probe]] = []
     profile = session.fit(fit)
     stopped = f"after {settings.max_rounds} rounds"
@@ -157,6 +150,17 @@ def calibrate(
         wall_s=time.monotonic() - begin_s,
         notes=list(journal.notes),
     )
+
+
+def _take_coarse_grid(session: _Session, budget_s: float) -> None:
+    try:
+        session.take_all(session.grid.shapes())
+    except _OutOfTime:
+        raise InvalidInput(
+            f"the budget of {budget_s:g} s ended after {len(session.taken)} of "
+            f"{len(session.planned)} steps of the coarse grid: run the same command again to go on "
+            f"from {session.journal.path}, or give a larger --budget-s"
+        ) from None
 
 
 def _probe(session: _Session, profile: StepProfile) -> list[Probe]:

@@ -18,6 +18,7 @@ from serving_sim.calibration.steps import StepShape
 if TYPE_CHECKING:
     import torch
 
+Cached = tuple[Any, ...]  # keys and values of one layer
 NAME = "preemptbench_step"
 BACKENDS = ("auto", "flash", "math")
 
@@ -63,8 +64,8 @@ class StepKv:
     """Keys and values that one step works on, by layer, each (requests, tokens, KV heads, head)."""
 
     shape: StepShape
-    prefill: list[tuple[Any, ...]]
-    decodes: list[tuple[Any, ...]]
+    prefill: list[Cached]
+    decodes: list[Cached]
     num_calls: int = 0
 
 
@@ -94,8 +95,6 @@ def attend(
     context of each decode.
     """
     import torch
-    import torch.nn.functional as functional
-    from torch.nn.attention.bias import causal_lower_right
 
     if sliding_window is not None:
         raise InvalidInput(
@@ -103,33 +102,48 @@ def attend(
             "models whose every layer attends to the whole context"
         )
     step_kv.num_calls += 1
-    chunk, prefix, decodes, _context = step_kv.shape
+    chunk, layer = step_kv.shape.prefill_chunk_tokens, module.layer_idx
     outputs = []
     if chunk:
-        cached = step_kv.prefill[module.layer_idx]
-        for tensor, new in zip(cached, (key, value), strict=True):
-            tensor[:, prefix:] = new[:, :, :chunk].transpose(1, 2)
-        keys, values = (tensor.transpose(1, 2) for tensor in cached)
-        outputs.append(
-            functional.scaled_dot_product_attention(
-                query[:, :, :chunk],
-                keys,
-                values,
-                attn_mask=causal_lower_right(chunk, prefix + chunk),
-                scale=scaling,
-                enable_gqa=True,
-            ).transpose(1, 2)
-        )
-    if decodes:
-        cached = step_kv.decodes[module.layer_idx]
-        for tensor, new in zip(cached, (key, value), strict=True):
-            tensor[:, -1] = new[0, :, chunk:].transpose(0, 1)
-        keys, values = (tensor.transpose(1, 2) for tensor in cached)
-        # the query heads that share a KV head become rows of one query: every kernel can do that
-        rows = query[0, :, chunk:].transpose(0, 1).reshape(decodes, key.shape[1], -1, key.shape[3])
-        out = functional.scaled_dot_product_attention(rows, keys, values, scale=scaling)
-        outputs.append(out.reshape(1, decodes, -1, key.shape[3]))
+        q, k, v = (tensor[:, :, :chunk] for tensor in (query, key, value))
+        outputs.append(_attend_chunk(q, k, v, step_kv.prefill[layer], scaling))
+    if step_kv.shape.num_decodes:
+        q, k, v = (tensor[:, :, chunk:] for tensor in (query, key, value))
+        outputs.append(_attend_decodes(q, k, v, step_kv.decodes[layer], scaling))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).contiguous(), None
+
+
+def _attend_chunk(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cached: Cached, scale: float | None
+) -> torch.Tensor:
+    """Return (1, chunk, heads, head): each query meets the prefix and the chunk up to itself."""
+    import torch.nn.functional as functional
+    from torch.nn.attention.bias import causal_lower_right
+
+    chunk, kept = query.shape[2], cached[0].shape[1]
+    for tensor, new in zip(cached, (key, value), strict=True):
+        tensor[:, kept - chunk :] = new.transpose(1, 2)
+    keys, values = (tensor.transpose(1, 2) for tensor in cached)
+    mask = causal_lower_right(chunk, kept)
+    return functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+    ).transpose(1, 2)
+
+
+def _attend_decodes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cached: Cached, scale: float | None
+) -> torch.Tensor:
+    """Return (1, decodes, heads, head): each token meets its own request's context."""
+    import torch.nn.functional as functional
+
+    for tensor, new in zip(cached, (key, value), strict=True):
+        tensor[:, -1] = new[0].transpose(0, 1)
+    keys, values = (tensor.transpose(1, 2) for tensor in cached)
+    decodes, kv_heads, _, head = keys.shape
+    # the query heads that share a KV head become rows of one query: every kernel can do that
+    rows = query[0].transpose(0, 1).reshape(decodes, kv_heads, -1, head)
+    out = functional.scaled_dot_product_attention(rows, keys, values, scale=scale)
+    return out.reshape(1, decodes, -1, head)
 
 
 @contextlib.contextmanager

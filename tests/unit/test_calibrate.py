@@ -252,6 +252,14 @@ def test_bad_options_are_one_clear_message_each(tmp_path: Path) -> None:
         assert not out.exists()
 
 
+def test_without_torch_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    message = _refused("--model", "tiny-llama", *QUICK, *BOUNDS, "--out", tmp_path / "p.json")
+    assert "pip install 'preemptbench[collect]'" in message
+
+
 def test_cuda_without_cuda_says_so() -> None:
     import torch
 
