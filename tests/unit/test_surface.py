@@ -267,7 +267,7 @@ def test_a_profile_of_another_model_is_refused() -> None:
 
 
 def test_a_profile_that_names_no_model_fits_none() -> None:
-    with pytest.raises(InvalidInput, match="step times of '', not of 'Llama-3.1-8B'"):
+    with pytest.raises(InvalidInput, match=r"step times of '', not of 'Llama-3\.1-8B'"):
         check_model(AffineProfile("mine", 0.1, 0.1, 0.0, model=""), "Llama-3.1-8B")
 
 
