@@ -20,6 +20,7 @@ from contracts.policy import FloatArray
 from contracts.randomness import keyed_generator
 from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult, StepLog, simulate
+from serving_sim.models import Architecture
 from serving_sim.profile import AffineProfile, StepWork
 from traces.workload import Workload
 
@@ -52,12 +53,16 @@ def fit_from_log(
     name: str,
     *,
     start: AffineProfile | None = None,
+    context_share: float | None = None,
     seed: int = 0,
     on_round: Callable[[int, int], None] | None = None,
 ) -> LogFit:
     """Return the profile under which ``config``, run on ``workload``, comes nearest to the log.
 
-    ``first_token_s`` and ``end_s`` are in the workload's order and clock. Of the trials, the one
+    ``first_token_s`` and ``end_s`` are in the workload's order and clock. ``context_share`` ties
+    the seconds of a token of context to the fixed ones: a step reads all weights and each token's
+    KV once, so their bytes say how they compare (:func:`context_share_of`); a log whose KV is
+    always full cannot. None leaves both free. Of the trials, the one
     with the least mean error of the fitted requests is kept; ``on_round`` hears (trials done, at
     most). Raises InvalidInput for fewer than
     MIN_REQUESTS requests, or times out of order.
@@ -66,6 +71,7 @@ def fit_from_log(
     held_out = keyed_generator(seed, "log-held-out").random(len(workload)) < HELD_OUT_SHARE
     trial = start or _first_guess(workload, first_token_s, end_s)
     trial = replace(trial, name=name, per_request_s=0.0, source="estimated from a request log")
+    ties = np.eye(3) if context_share is None else np.array([[1, 0], [0, 1], [context_share, 0]])
     best: tuple[float, AffineProfile, FloatArray] | None = None
     rounds = 0
     for rounds in range(1, NUM_ROUNDS + 1):
@@ -77,7 +83,7 @@ def fit_from_log(
         if on_round is not None:
             on_round(rounds, NUM_ROUNDS)
         before = trial
-        trial = _next_trial(trial, result, steps, first_token_s, end_s, ~held_out)
+        trial = _next_trial(trial, result, steps, first_token_s, end_s, ~held_out, ties)
         if _moved(before, trial) < SETTLED:
             break
     assert best is not None
@@ -93,6 +99,11 @@ def fit_from_log(
         held_out_mean_error=float(rest.mean()),
         num_rounds=rounds,
     )
+
+
+def context_share_of(shape: Architecture) -> float:
+    """Return the bytes of one token's KV as a share of the weights' that a step reads."""
+    return shape.kv_bytes_per_token / shape.weight_bytes
 
 
 def _check(workload: Workload, first_token_s: FloatArray, end_s: FloatArray) -> None:
@@ -172,8 +183,10 @@ def _next_trial(
     first_token_s: FloatArray,
     end_s: FloatArray,
     fitted: np.ndarray,
+    ties: FloatArray,
 ) -> AffineProfile:
-    """Return half way to the coefficients that give the log's times to the steps of this trial.
+    """Return half way to the coefficients that give the log's times to the steps of this trial;
+    they are ``ties`` times what is free.
 
     Two equations a request: first to last token, and, if it was admitted as soon as it came, queue
     to first token, which is what prefill takes. Errors are relative.
@@ -195,10 +208,11 @@ def _next_trial(
                 times.append(1.0)
     if len(rows) < 3:
         return trial
-    scale = np.linalg.norm(rows, axis=0)
+    free = np.array(rows) @ ties
+    scale = np.linalg.norm(free, axis=0)
     scale = np.where(scale > 0.0, scale, 1.0)
-    found, _ = nnls(np.array(rows) / scale, np.array(times))
-    fixed_s, token_s, context_s = (_coefficients(trial) + found / scale) / 2
+    found, _ = nnls(free / scale, np.array(times))
+    fixed_s, token_s, context_s = (_coefficients(trial) + ties @ (found / scale)) / 2
     return replace(
         trial, fixed_s=float(fixed_s), per_token_s=float(token_s),
         per_context_token_s=float(context_s),

@@ -12,6 +12,8 @@ from contracts.errors import InvalidInput
 from preemptbench.options import to_json
 
 if TYPE_CHECKING:
+    from eval.recorded_run import RecordedRun, RequestLog
+    from serving_sim.config import EngineConfig
     from serving_sim.profile import AffineProfile
     from serving_sim.surface import SurfaceProfile
 
@@ -143,7 +145,11 @@ def blocks(
 @click.option("--blocks", type=click.IntRange(min=2), help="KV blocks of the engine, of 16 tokens.")
 @click.option("--seqs", default=256, show_default=True, type=click.IntRange(min=1))
 @click.option("--batched-tokens", default=8192, show_default=True, type=click.IntRange(min=1))
-@click.option("--model", default="not stated", help="The model that was served.")
+@click.option(
+    "--model",
+    default="not stated",
+    help="The model that was served; default: as a run folder says.",
+)
 @click.option("--hardware", default="not stated", help="The GPU that served it.")
 @click.option(
     "--out",
@@ -167,32 +173,30 @@ def fit(
     """Estimate a profile from an engine's own request log.
 
     For engines that nobody can calibrate. The step engine replays the log with trial step times;
-    each round, least squares over the requests' times gives better ones. One request in five is
+    each round, least squares over the requests' times gives better ones. For a known dense model,
+    the bytes of weights and KV tie the cost of context to the fixed one. One request in five is
     left out and says how good the result is.
     """
-    from eval.log_profile import fit_from_log
-    from eval.recorded_run import read_recorded_run, read_request_log
+    from eval.log_profile import context_share_of, fit_from_log
+    from eval.recorded_run import RecordedRun
     from preemptbench.progress import Bar
-    from serving_sim.config import EngineConfig
+    from serving_sim.models import MODELS, model_key
     from serving_sim.profile import save_profile
 
-    run = read_recorded_run(log_path) if log_path.is_dir() else None
-    log = read_request_log(log_path, log_path.stem) if run is None else run
-    if run is not None:
-        config, model = run.config, run.model if model == "not stated" else model
-    elif blocks is not None:
-        config = EngineConfig(
-            num_blocks=blocks, max_num_seqs=seqs, max_num_batched_tokens=batched_tokens
-        )
-    else:
-        raise InvalidInput(
-            f"{log_path} does not say how many KV blocks the engine had: give --blocks (vLLM "
-            "prints them when it starts; 'preemptbench profiles blocks' estimates them)"
+    log, config = _read_log(log_path, blocks, seqs, batched_tokens)
+    if model == "not stated" and isinstance(log, RecordedRun):
+        model = log.model
+    shape = MODELS.get(model_key(model))
+    share = None if shape is None or shape.num_experts else context_share_of(shape)
+    if share is None:
+        click.echo(
+            f"note: {model} is no dense model known here: context is fitted freely", err=True
         )
     with Bar("round") as bar:
         found = fit_from_log(
-            log.workload, config, log.first_token_s, log.end_s, out_path.stem, on_round=bar.update
-        )
+            log.workload, config, log.first_token_s, log.end_s, out_path.stem,
+            context_share=share, on_round=bar.update,
+        )  # fmt: skip
     source = (
         f"estimated from {log_path.name} ({found.num_fitted} requests); end-to-end times of "
         f"{found.num_held_out} others: {found.held_out_median_error:.2%} off at the median"
@@ -209,6 +213,27 @@ def fit(
         f"mean {found.held_out_mean_error:.2%} off ({found.num_held_out} requests left out)"
     )
     click.echo(f"written: {out_path}", err=True)
+
+
+def _read_log(
+    path: Path, blocks: int | None, seqs: int, batched_tokens: int
+) -> tuple[RecordedRun | RequestLog, EngineConfig]:
+    """Return a log and how its engine was set: as a run folder records it, or as was given."""
+    from eval.recorded_run import read_recorded_run, read_request_log
+    from serving_sim.config import EngineConfig
+
+    if path.is_dir():
+        run = read_recorded_run(path)
+        return run, run.config
+    if blocks is None:
+        raise InvalidInput(
+            f"{path} does not say how many KV blocks the engine had: give --blocks (vLLM prints "
+            "them when it starts; 'preemptbench profiles blocks' estimates them)"
+        )
+    config = EngineConfig(
+        num_blocks=blocks, max_num_seqs=seqs, max_num_batched_tokens=batched_tokens
+    )
+    return read_request_log(path, path.stem), config
 
 
 def describe_profile(profile: AffineProfile | SurfaceProfile) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def _bundled(name: str) -> AffineProfile | SurfaceProfile:
 
 def model_name(profile: AffineProfile | SurfaceProfile) -> str:
     """Return the short name of the profile's model: no owner, no remarks, no variant."""
-    return model_key(profile.model.split()[0])
+    return model_key((str(profile.model).split() or [""])[0])
 
 
 def check_model(profile: AffineProfile | SurfaceProfile, model: str) -> None:

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from contracts.errors import InvalidInput
 from contracts.randomness import keyed_generator
 from contracts.records import COHORTS
-from eval.log_profile import fit_from_log
+from eval.log_profile import context_share_of, fit_from_log
 from eval.recorded_run import read_recorded_run
 from eval.validation import replay, report
 from preemptbench.cli import cli
 from serving_sim.config import EngineConfig
 from serving_sim.engine import simulate
+from serving_sim.models import MODELS
 from serving_sim.profile import AffineProfile, StepProfile, StepWork, load_profile
 from tests.unit.test_validation import MODEL, RUNS
 from traces.workload import Workload
@@ -86,6 +87,20 @@ def test_tables_come_back_as_far_as_three_numbers_can_say() -> None:
     errors = [abs(found.profile.step_s(w) / truth.step_s(w) - 1.0) for w in steps()]
     assert np.median(errors) < 0.05
     assert found.held_out_mean_error < 0.03
+
+
+def test_bytes_tie_the_cost_of_context_where_the_log_cannot_tell() -> None:
+    """The truth's share is the one that is given: the ratio of the two costs is exact."""
+    workload = some_workload()
+    first_token_s, end_s = times_of(workload, TRUTH)
+    share = TRUTH.per_context_token_s / TRUTH.fixed_s
+    found = fit_from_log(workload, CONFIG, first_token_s, end_s, "est", context_share=share)
+    tied = found.profile.per_context_token_s / found.profile.fixed_s
+    # half-way rounds: the first guess had another ratio, of which 2^-7 may be left
+    assert tied == pytest.approx(share, rel=0.02)
+    assert found.held_out_mean_error < 0.01
+    llama = MODELS["Llama-3.1-8B"]
+    assert context_share_of(llama) == pytest.approx(131_072 / 16.06e9, rel=1e-3)
 
 
 def test_what_is_no_log_is_refused() -> None:

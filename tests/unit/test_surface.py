@@ -21,6 +21,7 @@ from serving_sim.config import EngineConfig
 from serving_sim.kernels.surface import one_chunk
 from serving_sim.operator_profile import _one_chunk
 from serving_sim.profile import (
+    AffineProfile,
     StepProfile,
     StepWork,
     check_model,
@@ -263,6 +264,11 @@ def test_a_profile_of_another_model_is_refused() -> None:
         InvalidInput, match=r"step times of 'Qwen/Qwen3-32B', not of 'Llama-3.1-8B'"
     ):
         check_model(load_profile("h100-qwen3-32b-tp1"), "Llama-3.1-8B")
+
+
+def test_a_profile_that_names_no_model_fits_none() -> None:
+    with pytest.raises(InvalidInput, match=r"step times of '', not of 'Llama-3\.1-8B'"):
+        check_model(AffineProfile("mine", 0.1, 0.1, 0.0, model=""), "Llama-3.1-8B")
 
 
 @pytest.mark.parametrize("name", list_profiles())
