@@ -30,7 +30,14 @@ from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.fault_rates import FaultSource
 from serving_sim.faults import FaultPlan
 from serving_sim.jump import ENGINES, Simulate
-from serving_sim.profile import load_profile, single_stream_s
+from serving_sim.profile import (
+    AffineProfile,
+    load_profile,
+    profile_document,
+    single_stream_s,
+    strictly,
+)
+from serving_sim.surface import SurfaceProfile
 from traces.arrivals import build_workload, trace_rate_per_s, workload_from_trace
 from traces.runlog import read_runs
 from traces.workload import Workload
@@ -52,9 +59,11 @@ class MatrixConfig:
     then as much filler as keeps arriving until the last tagged request has met its deadline. With
     ``trace``, requests are a stretch of a measured trace instead (a seed picks where it begins),
     its gaps and lengths untouched; nobody ran its prompts, so no signal can answer for them.
-    ``simulator`` names the implementation, "jump" or "step"; their results are equal. ``faults``
-    strike all cells of a seed alike; an offload tier is a setting of ``engine``. Tagged requests
-    are watched for ``observe_s`` (by default ``deadline_s``): records can be rescored up to there.
+    ``simulator`` names the implementation, "jump" or "step"; their results are equal. With
+    ``strict_profile``, a step beyond the range that the profile was measured in is an error.
+    ``faults`` strike all cells of a seed alike; an offload tier is a setting of ``engine``. Tagged
+    requests are watched for ``observe_s`` (by default ``deadline_s``): records can be rescored up
+    to there.
     """
 
     runs: Path
@@ -74,6 +83,7 @@ class MatrixConfig:
     grid_stride: int = 8
     trace: Path | None = None
     simulator: str = "jump"
+    strict_profile: bool = False
     faults: FaultSource | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +131,11 @@ class MatrixConfig:
                     f"signals are {', '.join(signal.name for signal in self.signals)}: add "
                     f"{'one that answers, such as oracle' if reads else 'none'}"
                 )
+
+    def step_profile(self) -> AffineProfile | SurfaceProfile:
+        """Load the profile, as strict as asked for."""
+        profile = load_profile(self.profile)
+        return strictly(profile) if self.strict_profile else profile
 
     @property
     def watched_s(self) -> float:
@@ -229,7 +244,7 @@ def run_cell(
     result = engine(
         inputs.workload,
         replace(config.engine, num_blocks=pressure.num_blocks, drain_s=config.watched_s),
-        load_profile(config.profile),
+        config.step_profile(),
         find_policy(policy_name),
         signal=inputs.grids[signal_name],
         seed=seed,
@@ -328,7 +343,7 @@ def task_key(config: MatrixConfig, seed: int) -> str:
         "seed": seed,
         "num_seeds": None,
         "first_seed": None,
-        "profile": asdict(load_profile(config.profile)),
+        "profile": profile_document(config.step_profile()),
         "faults": repr(config.faults),  # it names the kinds
     }
     del settings["simulator"]  # a task is the same whichever engine runs it
@@ -341,7 +356,7 @@ def offered_kv_load(config: MatrixConfig, runs: Sequence[DecodeRun]) -> dict[str
     """Return, for each pressure, blocks the arrivals would hold on average if each request ran
     alone (Little's law), divided by the usable blocks. It understates the load: in a batch every
     request takes longer, and what is preempted is computed again."""
-    profile, engine = load_profile(config.profile), config.engine
+    profile, engine = config.step_profile(), config.engine
     held = []
     for run in runs:
         alone_s = single_stream_s(run.prompt_tokens, run.output_tokens, engine, profile)

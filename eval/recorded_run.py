@@ -57,6 +57,29 @@ class RecordedRun:
     perf_path: Path
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestLog:
+    """What arrived and when it was answered; times as in RecordedRun."""
+
+    workload: Workload
+    first_token_s: FloatArray
+    end_s: FloatArray
+
+
+def read_request_log(path: Path, name: str) -> RequestLog:
+    """Read a requests.jsonl: request_id, input_toks, output_toks, queued_ts, first_token_ts,
+    last_token_ts; raises InvalidInput for what is damaged."""
+    rows = _rows(path)
+    origin_s = rows["queued_ts"].min()
+    queued_s = rows["queued_ts"] - origin_s
+    order = np.argsort(queued_s, kind="stable")
+    return RequestLog(
+        workload=_workload(name, rows, queued_s, order),
+        first_token_s=(rows["first_token_ts"] - origin_s)[order],
+        end_s=(rows["last_token_ts"] - origin_s)[order],
+    )
+
+
 def read_recorded_run(folder: Path) -> RecordedRun:
     """Read a run folder; raises InvalidInput for what is damaged, missing or not covered."""
     meta = read_json(folder / "vllm" / "meta.json")
@@ -66,19 +89,16 @@ def read_recorded_run(folder: Path) -> RecordedRun:
     model = path.rpartition("/")[2]
     _refuse_uncovered(folder, model, engine)
     config, notes = _config(folder, meta, hardware, model)
-    rows = _rows(folder / "vllm" / "requests.jsonl")
-    queued_s = rows["queued_ts"] - rows["queued_ts"].min()
-    first = rows["first_token_ts"] - rows["queued_ts"].min()
-    order = np.argsort(queued_s, kind="stable")
     gpu = str(_instance(folder, hardware).get("hardware"))
+    log = read_request_log(folder / "vllm" / "requests.jsonl", f"{gpu}/{model}")
     return RecordedRun(
         name=f"{gpu}/{model}",
         model=model,
-        workload=_workload(f"{gpu}/{model}", rows, queued_s, order),
+        workload=log.workload,
         config=config,
         notes=tuple(notes),
-        first_token_s=first[order],
-        end_s=(rows["last_token_ts"] - rows["queued_ts"].min())[order],
+        first_token_s=log.first_token_s,
+        end_s=log.end_s,
         occupancy=_occupancy(folder / "vllm" / "timeseries.csv"),
         perf_path=Path(gpu, path, "bf16", f"tp{engine.get('tensor_parallel_size', 1)}"),
     )

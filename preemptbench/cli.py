@@ -8,10 +8,12 @@ import click
 
 from contracts.errors import PreemptBenchError
 from preemptbench import __version__
+from preemptbench.cli_calibrate import calibrate
 from preemptbench.cli_collect import collect
 from preemptbench.cli_demo import demo
 from preemptbench.cli_env import env
 from preemptbench.cli_oracle import oracle
+from preemptbench.cli_profiles import profiles
 from preemptbench.cli_runs import runs
 from preemptbench.cli_simulate import policies, simulate
 from preemptbench.cli_train import score, train
@@ -28,7 +30,8 @@ def cli() -> None:
 
 
 for command in (
-    demo, collect, runs, oracle, train, score, simulate, policies, validate, env,
+    demo, collect, runs, oracle, train, score, simulate, policies, profiles, validate, calibrate,
+    env,
 ):  # fmt: skip
     cli.add_command(command)
 

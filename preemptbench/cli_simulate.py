@@ -73,6 +73,9 @@ if TYPE_CHECKING:
 @click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
 @click.option(
+    "--strict", is_flag=True, help="Refuse steps beyond the range that the profile was measured in."
+)
+@click.option(
     "--simulator",
     type=click.Choice(["jump", "step"]),
     default="jump",
@@ -143,6 +146,7 @@ def simulate(
     deadline: float | None,
     tagged: int | None,
     profile: str | None,
+    strict: bool,
     simulator: str,
     faults_path: Path | None,
     offload_gb_per_s: float | None,
@@ -201,6 +205,7 @@ def simulate(
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,
         engine=_engine(config.engine, scheduler, config_path, assignments, offload),
+        strict_profile=strict,
         simulator=simulator,
         trace=trace_path,
         faults=read_faults(faults_path) if faults_path is not None else None,
@@ -208,6 +213,8 @@ def simulate(
     if trace_path is not None:
         trace_rate_per_s(trace_path)  # what is wrong with a trace is said before workers start
     which = _timeline_cell(config, policies, timeline_seed) if timeline_paths else None
+    if profile is not None and trace_path is None:
+        _note_other_model(config)
     with Bar("seed") as bar:
         cells = run_matrix(config, out_dir, num_jobs=jobs, on_seed=bar.update)
     if which is not None:
@@ -256,6 +263,23 @@ def _draw_cell(paths: tuple[Path, ...], config: MatrixConfig, which: OneCell) ->
         usable_blocks=which.pressure.num_blocks - 1,
         num_requests=config.num_warmup + config.num_tagged + config.num_filler,
     )
+
+
+def _note_other_model(config: MatrixConfig) -> None:
+    """Say so when lengths and step times are of different models; that is allowed, and a choice."""
+    from serving_sim.models import model_key
+    from serving_sim.profile import model_name
+    from traces.runlog import read_runs
+
+    timed = config.step_profile()
+    others = sorted({run.model for run in read_runs(config.runs)} - {timed.model})
+    others = [model for model in others if model_key(model) != model_name(timed)]
+    if others:
+        click.echo(
+            f"note: lengths are of {', '.join(others)}, step times of {timed.model}: the load is "
+            "theirs together",
+            err=True,
+        )
 
 
 def _refuse_matrix_options(context: click.Context) -> None:

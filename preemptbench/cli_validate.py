@@ -15,6 +15,7 @@ from preemptbench.options import check_out_folder, to_json
 if TYPE_CHECKING:
     from eval.recorded_run import RecordedRun
     from eval.validation import ValidationReport
+    from serving_sim.profile import StepProfile
 
 
 @click.command(short_help="Replay a recorded run of a real vLLM and compare.")
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Folder with the operator tables of the run's GPU and model (dense.csv, per_sequence.csv, "
     "attention.csv). Default: where the data set keeps them, beside the runs.",
+)
+@click.option(
+    "--profile",
+    "profile_name",
+    help="Step times from a bundled profile or a profile file, instead of operator tables.",
+)
+@click.option(
+    "--strict", is_flag=True, help="Refuse a step beyond the range in which --profile was measured."
 )
 @click.option(
     "--async/--no-async",
@@ -44,6 +53,8 @@ if TYPE_CHECKING:
 def validate(
     run_folder: Path,
     perf_folder: Path | None,
+    profile_name: str | None,
+    strict: bool,
     async_scheduling: bool | None,
     out_dir: Path,
     as_json: bool,
@@ -51,19 +62,18 @@ def validate(
     """Replay a recorded run of a real vLLM and compare times, request by request.
 
     RUN_FOLDER holds vllm/requests.jsonl, vllm/timeseries.csv, vllm/meta.json and config.json
-    (LLMServingSim's layout). Step times come from operators measured on the same GPU; nothing is
-    fitted to the run.
+    (LLMServingSim's layout). Step times come from operators measured on the same GPU, as tables
+    or as the --profile fitted to them; nothing is fitted to the run.
     """
     from eval.recorded_run import read_recorded_run
     from eval.validation import replay, report
     from eval.validation_figure import write_figure
-    from serving_sim.operator_profile import load_operator_profile
 
     check_out_folder(out_dir)
     run = read_recorded_run(run_folder)
     if async_scheduling is not None:
         run = replace(run, config=replace(run.config, async_scheduling=async_scheduling))
-    profile = load_operator_profile(perf_folder or _tables_beside(run_folder, run), run.model)
+    profile = _profile(run_folder, run, perf_folder, profile_name, strict)
     replayed = replay(run, profile)
     outcome = report(run, profile, replayed)
     text = to_json(asdict(outcome))
@@ -74,6 +84,24 @@ def validate(
         return
     click.echo(format_report(outcome))
     click.echo(f"figure: {', '.join(map(str, paths))}", err=True)
+
+
+def _profile(
+    run_folder: Path, run: RecordedRun, perf: Path | None, name: str | None, strict: bool
+) -> StepProfile:
+    """Return the profile that was asked for, which must be of the run's model."""
+    from serving_sim.operator_profile import load_operator_profile
+    from serving_sim.profile import check_model, load_profile, strictly
+
+    if name is None:
+        if strict:
+            raise InvalidInput("--strict speaks of a measured range: give --profile as well")
+        return load_operator_profile(perf or _tables_beside(run_folder, run), run.model)
+    if perf is not None:
+        raise InvalidInput("--profile and --perf both name step times: give one of them")
+    profile = load_profile(name)
+    check_model(profile, run.model)
+    return strictly(profile) if strict else profile
 
 
 def _tables_beside(run_folder: Path, run: RecordedRun) -> Path:

@@ -35,6 +35,7 @@ class Bar:
                 total=total, initial=done, unit=self._unit, desc=self._label or None, leave=False
             )
         self.done, self.total = done, total
+        self._bar.total = total  # work may grow while it is done
         if note:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)

@@ -22,6 +22,7 @@ import numpy as np
 
 from contracts.errors import InvalidInput, unknown_name
 from contracts.policy import FloatArray
+from serving_sim.models import architecture
 from serving_sim.profile import StepWork
 
 
@@ -35,18 +36,18 @@ class ModelShape:
     kv_bytes_per_token: int
 
 
+_LLAMA = architecture("Llama-3.1-8B")
 MODEL_SHAPES: Mapping[str, ModelShape] = {
-    # 8,030,261,248 weights; 32 layers x 8 KV heads x 128 x (key, value)
-    "Llama-3.1-8B": ModelShape(32, 2 * 8_030_261_248, 2 * 32 * 8 * 128 * 2)
+    "Llama-3.1-8B": ModelShape(_LLAMA.layers, _LLAMA.weight_bytes, _LLAMA.kv_bytes_per_token)
 }
 
-_PER_LAYER = {
+PER_LAYER = {
     "layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1,
     "gate_up_proj": 1, "act_fn": 1, "down_proj": 1,
 }  # fmt: skip
-_ONCE = {"embedding": 1, "final_layernorm": 1}
-_HEAD = {"lm_head": 1, "sampler": 1}
-_ATTENTION_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+ONCE = {"embedding": 1, "final_layernorm": 1}
+HEAD = {"lm_head": 1, "sampler": 1}
+ATTENTION_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,20 +160,20 @@ def load_operator_profile(folder: Path, model: str) -> OperatorProfile:
     """
     if model not in MODEL_SHAPES:
         raise unknown_name("model", model, MODEL_SHAPES)
-    dense = _read(folder / "dense.csv", ("tokens",), "layer")
-    heads = _read(folder / "per_sequence.csv", ("sequences",), "layer")
+    dense = read_rows(folder / "dense.csv", ("tokens",), "layer")
+    heads = read_rows(folder / "per_sequence.csv", ("sequences",), "layer")
     return OperatorProfile(
         name=f"operators of {model} in {folder}",
         num_layers=MODEL_SHAPES[model].num_layers,
-        per_layer=_sum(dense, _PER_LAYER, folder / "dense.csv"),
-        once=_sum(dense, _ONCE, folder / "dense.csv"),
-        head=_sum(heads, _HEAD, folder / "per_sequence.csv"),
+        per_layer=sum_of_layers(dense, PER_LAYER, folder / "dense.csv"),
+        once=sum_of_layers(dense, ONCE, folder / "dense.csv"),
+        head=sum_of_layers(heads, HEAD, folder / "per_sequence.csv"),
         attention=_attention(folder / "attention.csv"),
-        skew_share=_skew_share(folder),
+        skew_share=measured_skew_share(folder),
     )
 
 
-def _skew_share(folder: Path) -> float:
+def measured_skew_share(folder: Path) -> float:
     """Return alpha_default of this tensor-parallel degree in the block skew_fit of meta.yaml; 0
     where the profiler says that it measured none (enabled: false) or there is no such file."""
     path = folder.absolute().parent / "meta.yaml"
@@ -195,10 +196,10 @@ def _skew_share(folder: Path) -> float:
     return float(found[1])
 
 
-_Row = tuple[str, tuple[float, ...], float]  # layer, point, seconds
+TableRow = tuple[str, tuple[float, ...], float]  # layer, point, seconds
 
 
-def _read(path: Path, axes: tuple[str, ...], label: str = "") -> list[_Row]:
+def read_rows(path: Path, axes: tuple[str, ...], label: str = "") -> list[TableRow]:
     """Return the rows of a table; ``label`` is the column that names the layer, if there is one."""
     if not path.is_file():
         raise InvalidInput(f"{path} does not exist: --perf names a folder with operator tables")
@@ -219,7 +220,7 @@ def _read(path: Path, axes: tuple[str, ...], label: str = "") -> list[_Row]:
     return rows
 
 
-def _sum(rows: list[_Row], counts: Mapping[str, int], path: Path) -> Curve:
+def sum_of_layers(rows: list[TableRow], counts: Mapping[str, int], path: Path) -> Curve:
     """Return the curve of ``counts`` of each layer together."""
     curves = []
     for layer, count in counts.items():
@@ -239,10 +240,10 @@ def _attention(path: Path) -> AttentionTable:
     the two before it), and holes between measured points, such as where grids of different steps
     were measured: linear along decode KV, else prefill KV, else chunk.
     """
-    cells = {point: seconds for _, point, seconds in _read(path, _ATTENTION_AXES)}
+    cells = {point: seconds for _, point, seconds in read_rows(path, ATTENTION_AXES)}
     axes = [np.array(sorted({0.0, *(point[i] for point in cells)})) for i in range(4)]
     if min(map(len, axes)) < 4:
-        raise InvalidInput(f"{path}: each of {', '.join(_ATTENTION_AXES)} needs 3 values above 0")
+        raise InvalidInput(f"{path}: each of {', '.join(ATTENTION_AXES)} needs 3 values above 0")
     axes[3] = axes[3][1:]
     grid = np.empty([len(axis) for axis in axes])
     for at in np.ndindex(grid.shape):
@@ -256,7 +257,7 @@ def _attention(path: Path) -> AttentionTable:
         grid = np.apply_along_axis(_bridge, axis, grid, axes[axis])
     if np.isnan(grid).any():
         at = tuple(np.argwhere(np.isnan(grid))[0])
-        hole = {name: float(axes[i][at[i]]) for i, name in enumerate(_ATTENTION_AXES)}
+        hole = {name: float(axes[i][at[i]]) for i, name in enumerate(ATTENTION_AXES)}
         raise InvalidInput(f"{path}: the grid has a hole at {hole}; measure it, or drop the value")
     return AttentionTable(tuple(tuple(axis.tolist()) for axis in axes), grid)
 

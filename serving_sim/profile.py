@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from contracts.errors import InvalidInput, unknown_name
+from contracts.files import atomic_write_text
 from serving_sim.config import EngineConfig
+from serving_sim.models import model_key
+from traces.safe_json import parse_json
 
+if TYPE_CHECKING:
+    from serving_sim.surface import SurfaceProfile
+
+MAX_PROFILE_BYTES = 8 << 20
 _T = TypeVar("_T")
 
 
@@ -46,6 +53,15 @@ class StepProfile(Protocol):
 
     def step_s(self, work: StepWork) -> float:
         """Return the seconds of a step; at least 0."""
+        ...
+
+
+@runtime_checkable
+class TimesAlone(Protocol):
+    """A profile that sums up the steps of a lone request by itself, faster and bit for bit."""
+
+    def alone_s(self, prompt_tokens: int, output_tokens: int, budget_tokens: int) -> float:
+        """Return the seconds of the request, its prefill in chunks of ``budget_tokens``."""
         ...
 
 
@@ -124,6 +140,8 @@ def single_stream_s(
 
 @lru_cache(maxsize=65_536)
 def _alone_s(prompt_tokens: int, output_tokens: int, budget: int, profile: StepProfile) -> float:
+    if isinstance(profile, TimesAlone):
+        return profile.alone_s(prompt_tokens, output_tokens, budget)
     clock_s = 0.0
     computed, known = 0, prompt_tokens
     while known < prompt_tokens + output_tokens:
@@ -137,9 +155,24 @@ def _alone_s(prompt_tokens: int, output_tokens: int, budget: int, profile: StepP
     return clock_s
 
 
-def save_profile(profile: AffineProfile, path: Path) -> None:
-    """Write ``profile`` as JSON."""
-    path.write_text(json.dumps(asdict(profile), indent=1) + "\n", encoding="utf-8")
+def save_profile(profile: AffineProfile | SurfaceProfile, path: Path) -> None:
+    """Write ``profile`` as JSON; the file is whole or absent."""
+    if isinstance(profile, AffineProfile):
+        text = json.dumps(asdict(profile), indent=1) + "\n"
+    else:
+        from serving_sim.surface_file import surface_text
+
+        text = surface_text(profile)
+    atomic_write_text(path, text)
+
+
+def profile_document(profile: AffineProfile | SurfaceProfile) -> dict[str, Any]:
+    """Return all that a profile says, as plain values."""
+    if isinstance(profile, AffineProfile):
+        return asdict(profile)
+    from serving_sim.surface_file import surface_document
+
+    return surface_document(profile)
 
 
 def list_profiles() -> tuple[str, ...]:
@@ -149,8 +182,12 @@ def list_profiles() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
-def load_profile(name_or_path: str | Path) -> AffineProfile:
-    """Load a bundled profile by name, or a JSON file by path (anything that ends in .json)."""
+def load_profile(name_or_path: str | Path) -> AffineProfile | SurfaceProfile:
+    """Load a bundled profile by name, or a JSON file by path (anything that ends in .json).
+
+    A file with a ``format`` is a SurfaceProfile, one without an AffineProfile. Raises UnknownName
+    for a name that is not bundled, InvalidInput for a file that breaks a rule.
+    """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith(".json"):
         path = Path(name_or_path)
@@ -159,18 +196,52 @@ def load_profile(name_or_path: str | Path) -> AffineProfile:
                 f"profile {path} does not exist: give a JSON file or one of "
                 f"{', '.join(list_profiles())}"
             )
+        if path.stat().st_size > MAX_PROFILE_BYTES:
+            raise InvalidInput(
+                f"profile {path} has {path.stat().st_size} bytes; the bound is {MAX_PROFILE_BYTES}"
+            )
         return _parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
     if text not in list_profiles():
         raise unknown_name("profile", text, list_profiles())
-    bundled = resources.files("serving_sim") / "profiles" / f"{text}.json"
-    return _parse(bundled.read_text(encoding="utf-8"), text)
+    return _bundled(text)
 
 
-def _parse(text: str, where: str) -> AffineProfile:
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInput(f"profile {where} is not JSON: {error}") from None
+@lru_cache
+def _bundled(name: str) -> AffineProfile | SurfaceProfile:
+    file = resources.files("serving_sim") / "profiles" / f"{name}.json"
+    return _parse(file.read_text(encoding="utf-8"), name)
+
+
+def model_name(profile: AffineProfile | SurfaceProfile) -> str:
+    """Return the short name of the profile's model: no owner, no remarks, no variant."""
+    return model_key((str(profile.model).split() or [""])[0])
+
+
+def check_model(profile: AffineProfile | SurfaceProfile, model: str) -> None:
+    """Refuse a profile that was measured with another model than ``model``."""
+    if model_key(model) != model_name(profile):
+        raise InvalidInput(
+            f"profile {profile.name!r} holds step times of {profile.model!r}, not of {model!r}; "
+            "choose a profile of that model ('preemptbench profiles' lists them)"
+        )
+
+
+def strictly(profile: AffineProfile | SurfaceProfile) -> SurfaceProfile:
+    """Return the profile that refuses steps beyond its measured range."""
+    if isinstance(profile, AffineProfile):
+        raise InvalidInput(
+            f"profile {profile.name!r} is affine and keeps no range to be strict about; choose a "
+            "profile with measured tables"
+        )
+    return replace(profile, strict=True)
+
+
+def _parse(text: str, where: str) -> AffineProfile | SurfaceProfile:
+    data = parse_json(text, f"profile {where}")
+    if isinstance(data, Mapping) and "format" in data:
+        from serving_sim.surface_file import parse_surface
+
+        return parse_surface(data, where)
     _check_keys(data, AffineProfile, where)
     report = data.pop("fit", None)
     if report is not None:

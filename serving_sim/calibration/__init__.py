@@ -1,0 +1,1 @@
+"""Step times measured on a device, and the profile fitted to them."""
