@@ -28,6 +28,7 @@ from serving_sim.kernels.alone import alone_seconds
 from serving_sim.policies import lifo
 from serving_sim.profile import AffineProfile, StepProfile
 from serving_sim.scheduler import ChooseVictim
+from serving_sim.surface import MeasuredRange, SurfaceProfile
 from serving_sim.victims import DRAW_PURPOSE, PolicyRule, least_urgent
 from traces.workload import Workload
 
@@ -71,7 +72,7 @@ def simulate_fast(
     """
     reason = unsupported(workload, config, profile, policy, signal, faults)
     if reason is None:
-        assert isinstance(profile, AffineProfile)
+        assert isinstance(profile, AffineProfile | SurfaceProfile)
         result = _jump(workload, config, profile, policy, signal, seed, checks)
         if result is not None:
             return result
@@ -104,8 +105,10 @@ def unsupported(
     faults: FaultPlan | None = None,
 ) -> str | None:
     """Say why the jump engine cannot run this; None if it can."""
-    if type(profile) is not AffineProfile:
-        return f"profile {profile.name!r} is not an AffineProfile"
+    if type(profile) not in (AffineProfile, SurfaceProfile):
+        return f"profile {profile.name!r} is neither an AffineProfile nor a SurfaceProfile"
+    if isinstance(profile, SurfaceProfile) and profile.strict:
+        return "a strict profile is asked step by step"
     if faults is not None and faults.faults:
         return "faults are followed by the step engine only"
     for name, plain in _PLAIN.items():
@@ -137,7 +140,7 @@ class _Arrays:
     called :meth:`advance` and gets ASKS.
     """
 
-    def __init__(self, run: Run, profile: AffineProfile, checks: bool) -> None:
+    def __init__(self, run: Run, profile: AffineProfile | SurfaceProfile, checks: bool) -> None:
         count = len(run.requests)
         self.requests = _request_rows(run)
         self.engine = _engine_state(run, profile, checks)
@@ -150,7 +153,8 @@ class _Arrays:
         recent_steps_s = np.zeros(leaps.NUM_RECENT_STEPS)
         self._decision = (self.engine, self.requests, self.running, recent_steps_s)
         num_asking = np.zeros(run.config.block_size, np.int64)
-        self._loop = (*self._decision[:3], self.waiting, recent_steps_s, num_asking)
+        tables = np.array(profile.flat) if isinstance(profile, SurfaceProfile) else np.zeros(0)
+        self._loop = (*self._decision[:3], self.waiting, recent_steps_s, num_asking, tables)
 
     def show_to(self, rule: PolicyRule, run: Run) -> None:
         """Let the decisions see the rule's signal and draws, and the deadlines if it reads them."""
@@ -187,7 +191,7 @@ class _Arrays:
 def _jump(
     workload: Workload,
     config: EngineConfig,
-    profile: AffineProfile,
+    profile: AffineProfile | SurfaceProfile,
     policy: Policy | None,
     signal: RemainingGrid | None,
     seed: int,
@@ -206,11 +210,14 @@ def _jump(
     if status == leaps.STUCK:
         _fill_scheduler(run, arrays)
         raise NoProgressError(run.diagnosis())
+    if isinstance(profile, SurfaceProfile):
+        profile.note_reach(MeasuredRange(**{name: float(arrays.engine[own][0])
+                                            for name, own in _REACH.items()}))  # fmt: skip
     alone_s = _alone_s(
         arrays.requests["prompt_tokens"].tobytes(),
         np.maximum(1, arrays.requests["output_tokens"]).tobytes(),
         config.max_num_batched_tokens,
-        (profile.fixed_s, profile.per_token_s, profile.per_context_token_s, profile.per_request_s),
+        profile,
     )
     reads_deadline = policy is not None and policy.reads_deadline
     return run.result(deadline_seen=reads_deadline, alone_s=alone_s)
@@ -318,7 +325,7 @@ def _request_rows(run: Run) -> np.ndarray:
 _UNKNOWN_TIMES = ("first_scheduled_s", "first_token_s", "evicted_at_s", "end_s", "draw")
 
 
-def _engine_state(run: Run, profile: AffineProfile, checks: bool) -> np.ndarray:
+def _engine_state(run: Run, profile: AffineProfile | SurfaceProfile, checks: bool) -> np.ndarray:
     config = run.config
     settings = {
         "block_size": config.block_size,
@@ -339,12 +346,10 @@ def _engine_state(run: Run, profile: AffineProfile, checks: bool) -> np.ndarray:
         "oldest": leaps.NOBODY,
         "newest": leaps.NOBODY,
         "horizon_s": run.horizon_s,
-        "fixed_s": profile.fixed_s,
-        "per_token_s": profile.per_token_s,
-        "per_context_token_s": profile.per_context_token_s,
-        "per_request_s": profile.per_request_s,
         "prefill_s_per_token": profile.prefill_s_per_token,
     }
+    if isinstance(profile, AffineProfile):
+        settings |= dict(zip(_COSTS, _costs(profile), strict=True))
     engine = np.zeros(1, layout.ENGINE)
     for name, value in settings.items():
         engine[name] = value
@@ -390,14 +395,34 @@ def _fill_scheduler(run: Run, arrays: _Arrays) -> None:
         scheduler.waiting.push(run.requests[entry % len(run.requests)])
 
 
+_COSTS = ("fixed_s", "per_token_s", "per_context_token_s", "per_request_s")
+_REACH = {
+    "tokens": "most_tokens",
+    "chunk_tokens": "most_chunk",
+    "prefix_tokens": "most_prefix",
+    "decodes": "most_decodes",
+    "context_tokens": "most_context",
+}
+
+
+def _costs(profile: AffineProfile) -> tuple[float, ...]:
+    return tuple(float(getattr(profile, name)) for name in _COSTS)
+
+
 @lru_cache(maxsize=16)
 def _alone_s(
-    prompt_tokens: bytes, output_tokens: bytes, budget_tokens: int, costs: tuple[float, ...]
+    prompt_tokens: bytes,
+    output_tokens: bytes,
+    budget_tokens: int,
+    profile: AffineProfile | SurfaceProfile,
 ) -> list[float]:
     """Return single-stream seconds; the cells of one seed ask for the same ones again."""
     prompts, outputs = (np.frombuffer(x, np.int64).copy() for x in (prompt_tokens, output_tokens))
-    fixed_s, per_token_s, per_context_token_s, per_request_s = map(float, costs)
-    seconds: list[float] = alone_seconds(
-        prompts, outputs, budget_tokens, fixed_s, per_token_s, per_context_token_s, per_request_s
-    ).tolist()
-    return seconds
+    if isinstance(profile, AffineProfile):
+        seconds: list[float] = alone_seconds(
+            prompts, outputs, budget_tokens, *_costs(profile)
+        ).tolist()
+        return seconds
+    pairs = list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    known = {pair: profile.alone_s(*pair, budget_tokens) for pair in set(pairs)}
+    return [known[pair] for pair in pairs]

@@ -13,7 +13,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -180,15 +180,22 @@ class SurfaceProfile:
             self._check_range(StepWork(0, 0, 1, tokens, 1, tokens))
         return float(alone_seconds(self.flat, prompt_tokens, output_tokens, budget_tokens))
 
+    def note_reach(self, reached: MeasuredRange) -> None:
+        """Warn, or refuse if strict, when the steps of a run went beyond the measured range."""
+        if self.strict or self.digest not in _warned:
+            self._note(_beyond(self.range, asdict(reached)))
+
     def _check_range(self, work: StepWork) -> None:
-        beyond = beyond_range(self.range, work)
+        self._note(beyond_range(self.range, work))
+
+    def _note(self, beyond: str) -> None:
         if not beyond:
             return
         message = f"profile {self.name!r}: {beyond}"
         if self.strict:
             raise InvalidInput(f"{message}; without strict, seconds go on linearly from there")
         _warned.add(self.digest)
-        warnings.warn(f"{message}: seconds go on linearly from there (said once)", stacklevel=3)
+        warnings.warn(f"{message}: seconds go on linearly from there (said once)", stacklevel=4)
 
 
 _warned: set[str] = set()  # digests of the profiles that have warned in this process
@@ -206,6 +213,10 @@ def beyond_range(measured: MeasuredRange, work: StepWork) -> str:
         "decodes": decodes,
         "context_tokens": decode_context / decodes if decodes else 0.0,
     }
+    return _beyond(measured, found)
+
+
+def _beyond(measured: MeasuredRange, found: Mapping[str, float]) -> str:
     return ", ".join(
         f"a step has {value:.0f} {name}, measured up to {getattr(measured, name):.0f}"
         for name, value in found.items()

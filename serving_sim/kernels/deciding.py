@@ -22,7 +22,9 @@ from serving_sim.kernels.draws import Bytes, draw_uniform
 from serving_sim.kernels.leaps import ASKS, NOBODY, NUM_RECENT_STEPS, advance
 from serving_sim.kernels.scalar import SCORE
 
-_FILES = [Path(__file__).with_name(f"{name}.py") for name in ("draws", "layout", "leaps")]
+_FILES = [
+    Path(__file__).with_name(f"{name}.py") for name in ("draws", "layout", "leaps", "surface")
+]
 SOURCES = int.from_bytes(blake2b(b"".join(f.read_bytes() for f in _FILES), digest_size=7).digest())
 
 _compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -123,6 +125,7 @@ def compiled_loop(sources: int = SOURCES) -> Any:
         waiting: IntArray,
         recent_steps_s: FloatArray,
         num_asking: IntArray,
+        tables: FloatArray,
         grid_offsets: IntArray,
         grid_remaining: FloatArray,
         grid_upper: FloatArray,
@@ -137,7 +140,9 @@ def compiled_loop(sources: int = SOURCES) -> Any:
         _ = sources
         engine = engines[0]
         while True:
-            status: int = advance(engines, requests, running, waiting, recent_steps_s, num_asking)
+            status: int = advance(
+                engines, requests, running, waiting, recent_steps_s, num_asking, tables
+            )
             if status != ASKS:
                 return status
             if engine.draws:
@@ -162,6 +167,7 @@ _LOOP = types.int64(
     _INTS,
     _FLOATS,
     _INTS,
+    _FLOATS,
     *(_INTS, _FLOATS, _FLOATS),
     *(_BYTES, _BYTES, _INTS),
 )

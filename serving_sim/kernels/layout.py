@@ -46,10 +46,12 @@ ENGINE = np.dtype(
         # state of the step being planned; missing_blocks is -1 when nobody asks for blocks
         "is_planning", "cursor", "budget_tokens", "asked_tokens", "missing_blocks",
         "has_preempted", "victim_at",
+        # the largest steps that a surface was asked for
+        "most_tokens", "most_chunk", "most_decodes",
     )]
     + [(name, _FLOAT) for name in (
         "clock_s", "horizon_s", "fixed_s", "per_token_s", "per_context_token_s", "per_request_s",
-        "prefill_s_per_token",
+        "prefill_s_per_token", "most_prefix", "most_context",
     )]
 )  # fmt: skip
 

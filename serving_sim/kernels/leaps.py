@@ -14,12 +14,15 @@ so a change of a helper elsewhere would go unnoticed (kernels/deciding.py says h
 
 from __future__ import annotations
 
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 
 from contracts.policy import FloatArray, IntArray
+from serving_sim.kernels.surface import step_seconds
 
 DONE, ASKS, STUCK, PAUSED, BROKEN = 0, 1, 2, 3, 4  # what :func:`advance` returns
 NOT_ARRIVED, ACCEPTED, REFUSED, FINISHED = 0, 1, 2, 3  # status of a request
@@ -30,6 +33,10 @@ ARRIVAL_SLACK_S = 1e-12  # engine.ARRIVAL_SLACK_S
 PAUSE_WORK = 2_000_000  # requests looked at before Python may handle a Ctrl-C: below 0.1 s
 
 _compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
+_inner = numba.njit(nogil=True, error_model="numpy")
+_SURFACE_SOURCE = int.from_bytes(
+    blake2b(Path(__file__).with_name("surface.py").read_bytes(), digest_size=7).digest()
+)
 
 
 @_compiled
@@ -275,22 +282,57 @@ def _admit(engine: Any, requests: Any, request: int, tokens: int) -> None:
 # --- running a step, or many
 
 
-@_compiled
+@_inner
 def _pass_time(
-    engine: Any, recent_steps_s: FloatArray, tokens: int, context: int, count: int
+    engine: Any,
+    recent_steps_s: FloatArray,
+    tables: FloatArray,
+    prefill: int,
+    prefill_context: int,
+    decodes: int,
+    decode_context: int,
+    count: int,
+    longest: int,
 ) -> None:
-    """Let a step take its time; the sum's order is AffineProfile.step_s's."""
-    step_s = (
-        engine.fixed_s
-        + engine.per_token_s * tokens
-        + engine.per_context_token_s * context
-        + engine.per_request_s * count
-    )
+    """Let a step take its time: a surface's if there are tables, else that of AffineProfile.step_s,
+    the sum's order included."""
+    if len(tables):
+        step_s = float(
+            step_seconds(tables, prefill, prefill_context, decodes, decode_context, count, longest)
+        )
+        _note_reach(engine, prefill, prefill_context, decodes, decode_context, count)
+    else:
+        step_s = (
+            engine.fixed_s
+            + engine.per_token_s * (prefill + decodes)
+            + engine.per_context_token_s * (prefill_context + decode_context)
+            + engine.per_request_s * count
+        )
     engine.clock_s += step_s
     if engine.checks and step_s < 0.0:
         engine.is_broken = 1  # law: the clock never falls
     recent_steps_s[engine.num_timed_steps % NUM_RECENT_STEPS] = step_s
     engine.num_timed_steps += 1
+
+
+@_compiled
+def _note_reach(
+    engine: Any,
+    prefill: int,
+    prefill_context: int,
+    decodes: int,
+    decode_context: int,
+    count: int,
+) -> None:
+    """Keep the largest of each quantity that a surface was measured over."""
+    engine.most_tokens = max(engine.most_tokens, prefill + decodes)
+    engine.most_chunk = max(engine.most_chunk, prefill)
+    engine.most_decodes = max(engine.most_decodes, decodes)
+    if count > decodes:
+        prefix = (prefill_context - prefill) / (count - decodes)
+        engine.most_prefix = max(engine.most_prefix, prefix)
+    if decodes > 0:
+        engine.most_context = max(engine.most_context, decode_context / decodes)
 
 
 @_compiled
@@ -300,10 +342,17 @@ def _check_blocks(engine: Any, num_held: int) -> None:
         engine.is_broken = 1
 
 
-@_compiled
-def _compute(engine: Any, requests: Any, running: IntArray, recent_steps_s: FloatArray) -> None:
+@_inner
+def _compute(
+    engine: Any,
+    requests: Any,
+    running: IntArray,
+    recent_steps_s: FloatArray,
+    tables: FloatArray,
+) -> None:
     """Run the planned step: its tokens are computed, its time passes, outputs appear."""
-    tokens = context = count = num_outputs = num_finished = num_held = 0
+    prefill = prefill_context = decodes = decode_context = longest = 0
+    count = num_outputs = num_finished = num_held = 0
     for at in range(engine.num_running):
         own = requests[running[at]]
         num_held += own.num_blocks
@@ -311,8 +360,13 @@ def _compute(engine: Any, requests: Any, running: IntArray, recent_steps_s: Floa
             continue
         before = own.computed_tokens
         own.computed_tokens += own.scheduled_tokens
-        tokens += own.scheduled_tokens
-        context += own.computed_tokens
+        if own.scheduled_tokens == 1:
+            decodes += 1
+            decode_context += own.computed_tokens
+            longest = max(longest, own.computed_tokens)
+        else:
+            prefill += own.scheduled_tokens
+            prefill_context += own.computed_tokens
         count += 1
         again = min(own.computed_tokens, own.peak_computed_tokens) - before
         if again > 0:
@@ -320,9 +374,12 @@ def _compute(engine: Any, requests: Any, running: IntArray, recent_steps_s: Floa
             engine.recomputed_tokens += again
     _check_blocks(engine, num_held)
     engine.num_steps += 1
-    engine.computed_tokens += tokens
+    engine.computed_tokens += prefill + decodes
     if count > 0:
-        _pass_time(engine, recent_steps_s, tokens, context, count)
+        _pass_time(
+            engine, recent_steps_s, tables, prefill, prefill_context, decodes, decode_context,
+            count, longest,
+        )  # fmt: skip
     for at in range(engine.num_running):
         own = requests[running[at]]
         if own.scheduled_tokens > 0 and own.computed_tokens >= own.known_tokens:
@@ -383,7 +440,7 @@ def _affordable_steps(num_asking: IntArray, count: int, num_free: int) -> int:
     return num_free // count * block_size  # not reached: all ask once in block_size steps
 
 
-@_compiled
+@_inner
 def _leap(
     engine: Any,
     requests: Any,
@@ -391,6 +448,7 @@ def _leap(
     waiting: IntArray,
     recent_steps_s: FloatArray,
     num_asking: IntArray,
+    tables: FloatArray,
 ) -> bool:
     """Take as many steps at once as are alike; return False if the next must be planned.
 
@@ -405,7 +463,7 @@ def _leap(
     if _next_admission(engine, requests, waiting, budget_left) > 0:
         return False
     num_asking[:] = 0
-    context = num_held = 0
+    context = longest = num_held = 0
     until_end = requests[running[0]].output_tokens
     for at in range(count):
         own = requests[running[at]]
@@ -416,13 +474,15 @@ def _leap(
         num_asking[room] += 1
         num_held += own.num_blocks
         context += own.computed_tokens
+        longest = max(longest, own.computed_tokens)
     _check_blocks(engine, num_held)
     most = min(until_end, _affordable_steps(num_asking, count, engine.num_free))
     steps = 0
     while steps < most:
         steps += 1
         context += count
-        _pass_time(engine, recent_steps_s, count, context, count)
+        longest += 1
+        _pass_time(engine, recent_steps_s, tables, 0, 0, count, context, count, longest)
         if _is_due(engine, requests) or not _goes_on(engine):
             break
     if steps > 0:
@@ -467,49 +527,58 @@ def _admit_arrivals(engine: Any, requests: Any, waiting: IntArray) -> None:
             _push(engine, requests, waiting, request, request + 1)
 
 
-@_compiled
-def advance(
-    engines: Any,
-    requests: Any,
-    running: IntArray,
-    waiting: IntArray,
-    recent_steps_s: FloatArray,
-    num_asking: IntArray,
-) -> int:
-    """Run until the end (DONE), until a policy must name a victim (ASKS: put its position into
-    ``victim_at`` and call again), until nothing progresses (STUCK), until a law does not hold
-    (BROKEN), or for a while (PAUSED: call again).
+def _make_advance(sources: int) -> Any:
+    @_compiled
+    def advance(
+        engines: Any,
+        requests: Any,
+        running: IntArray,
+        waiting: IntArray,
+        recent_steps_s: FloatArray,
+        num_asking: IntArray,
+        tables: FloatArray,
+    ) -> int:
+        """Run until the end (DONE), until a policy must name a victim (ASKS: put its position into
+        ``victim_at`` and call again), until nothing progresses (STUCK), until a law does not hold
+        (BROKEN), or for a while (PAUSED: call again).
 
-    ``engines`` (1,) is of dtype ENGINE, ``requests`` (n,) of REQUEST in order of arrival;
-    ``running`` and ``waiting`` (n,) are scratch, as is ``num_asking`` (block_size,).
-    """
-    engine = engines[0]
-    while True:
-        if not engine.is_planning:
-            if engine.is_broken:
-                return BROKEN
-            if not _goes_on(engine):
-                return DONE
-            engine.work += 1 + engine.num_running
-            if engine.work > PAUSE_WORK:
-                engine.work = 0
-                return PAUSED
-            _admit_arrivals(engine, requests, waiting)
-            if engine.num_running == 0 and engine.num_waiting == 0:
-                if engine.next_arrival < len(requests):
-                    engine.clock_s = requests[engine.next_arrival].arrival_s
-                continue
-            if _leap(engine, requests, running, waiting, recent_steps_s, num_asking):
-                continue
-            engine.is_planning = 1
-            engine.cursor = engine.has_preempted = 0
-            engine.missing_blocks = engine.victim_at = -1
-            engine.budget_tokens = engine.max_num_batched_tokens
-        if not _schedule_running(engine, requests, running, waiting):
-            engine.work += engine.num_running
-            return ASKS
-        _schedule_waiting(engine, requests, running, waiting)
-        _compute(engine, requests, running, recent_steps_s)
-        engine.is_planning = 0
-        if engine.idle_steps > engine.max_idle_steps:
-            return STUCK
+        ``engines`` (1,) is of dtype ENGINE, ``requests`` (n,) of REQUEST in order of arrival;
+        ``running`` and ``waiting`` (n,) are scratch, as is ``num_asking`` (block_size,).
+        ``tables`` are a SurfaceProfile's, or empty: the profile is affine then.
+        """
+        _ = sources
+        engine = engines[0]
+        while True:
+            if not engine.is_planning:
+                if engine.is_broken:
+                    return BROKEN
+                if not _goes_on(engine):
+                    return DONE
+                engine.work += 1 + engine.num_running
+                if engine.work > PAUSE_WORK:
+                    engine.work = 0
+                    return PAUSED
+                _admit_arrivals(engine, requests, waiting)
+                if engine.num_running == 0 and engine.num_waiting == 0:
+                    if engine.next_arrival < len(requests):
+                        engine.clock_s = requests[engine.next_arrival].arrival_s
+                    continue
+                if _leap(engine, requests, running, waiting, recent_steps_s, num_asking, tables):
+                    continue
+                engine.is_planning = 1
+                engine.cursor = engine.has_preempted = 0
+                engine.missing_blocks = engine.victim_at = -1
+                engine.budget_tokens = engine.max_num_batched_tokens
+            if not _schedule_running(engine, requests, running, waiting):
+                engine.work += engine.num_running
+                return ASKS
+            _schedule_waiting(engine, requests, running, waiting)
+            _compute(engine, requests, running, recent_steps_s, tables)
+            engine.is_planning = 0
+            if engine.idle_steps > engine.max_idle_steps:
+                return STUCK
+
+    return advance
+
+
+advance = _make_advance(_SURFACE_SOURCE)

@@ -37,19 +37,25 @@ from serving_sim.engine import ARRIVAL_SLACK_S, Run, SimResult, simulate
 from serving_sim.jump import ENGINES, Simulate, simulate_fast, unsupported
 from serving_sim.kernels import layout, leaps
 from serving_sim.policies import get_policy
-from serving_sim.profile import AffineProfile, StepWork
+from serving_sim.profile import AffineProfile, StepProfile, StepWork, load_profile
 from serving_sim.victims import TPOT_WINDOW_STEPS, youngest
+from tests.surfaces import small_profile
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import write_runs
 from traces.workload import Workload
 
 NUM_EXAMPLES = int(os.environ.get("PREEMPTBENCH_DIFFERENTIAL", "3000"))
 CAP = 40
+SURFACE = replace(small_profile(), skew_share=0.3, graph_batch_sizes=(1, 2, 4))
 PROFILES = (
     AffineProfile("every part", 0.008, 1e-4, 2e-8, 1e-5),
     AffineProfile("context rules", 0.001, 0.0, 3e-3),
     AffineProfile("one second a step", 1.0, 0.0, 0.0),  # arrivals meet step ends exactly
     AffineProfile("tokens only", 0.0, 0.25, 0.0),
+    SURFACE,
+    replace(SURFACE, tables={k: v for k, v in SURFACE.tables.items() if k != "mixed"}),
+    load_profile("rtx4090-llama-3.1-8b-tp1"),
+    load_profile("h100-qwen3-32b-tp2"),
 )
 
 
@@ -181,7 +187,7 @@ def outcome(
     engine: Simulate,
     workload: Workload,
     config: EngineConfig,
-    profile: AffineProfile,
+    profile: StepProfile,
     name: str,
     grid: RemainingGrid | None,
     compiled: bool = False,
@@ -210,7 +216,7 @@ def _recorder(score: ArrayPolicy, shown: list[RunningViews]) -> ArrayPolicy:
 def assert_equal_runs(
     workload: Workload,
     config: EngineConfig,
-    profile: AffineProfile,
+    profile: StepProfile,
     name: str,
     grid: RemainingGrid | None,
 ) -> SimResult | str:
@@ -240,7 +246,7 @@ def assert_equal_runs(
     st.sampled_from([1, 4, 7]),
 )
 def test_same_results_bit_for_bit(
-    workload: Workload, config: EngineConfig, profile: AffineProfile, name: str, stride: int
+    workload: Workload, config: EngineConfig, profile: StepProfile, name: str, stride: int
 ) -> None:
     assert_equal_runs(workload, config, profile, name, make_grid(workload, len(name), stride))
 
@@ -338,7 +344,7 @@ def test_what_it_cannot_do_the_step_engine_does_and_a_log_line_says_so(
             workload, config, _Tabulated()
         )
     assert "the step engine runs instead" in caplog.text
-    assert "'tabulated' is not an AffineProfile" in caplog.text
+    assert "'tabulated' is neither an AffineProfile nor a SurfaceProfile" in caplog.text
     trusting = replace(config, trust_withdrawn_blocks=True)
     assert "every KV block" in (unsupported(workload, trusting, PROFILES[0]) or "")
     assert simulate_fast(workload, trusting, PROFILES[0], get_policy("fifo")) == simulate(
