@@ -35,11 +35,12 @@ from eval.matrix import (
 from eval.signal_sources import NO_SIGNAL, SignalSource
 from eval.verdicts import default_margin
 from serving_sim.config import EngineConfig
-from serving_sim.profile import load_profile, single_stream_s
+from serving_sim.profile import single_stream_s
 
 BASELINE = "lifo"
 FIRST_PILOT_SEED = 1_000_000
-_BISECTIONS = 12
+_DOUBLINGS = 5
+_PRECISION = 1.005  # of the boundary's pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,27 +188,59 @@ def run_study(
     return StudyResult(config, results, _margin(config, pilots))
 
 
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How far one source is: whether its pilots ran, and how many seeds are done of how many."""
+
+    source: str
+    has_pilot: bool
+    seeds_done: int
+    seeds: int
+
+    def __str__(self) -> str:
+        pilots = "pilots done" if self.has_pilot else "pilots missing"
+        return f"{self.source}: {pilots}, {self.seeds_done} of {self.seeds} seeds done"
+
+
+def study_status(
+    config: StudyConfig, sources: Sequence[Source], out_dir: Path
+) -> list[SourceStatus]:
+    """Say what is done and what a start would run."""
+    rows = []
+    for source in sources:
+        folder = out_dir / "sources" / _folder_name(source)
+        has_pilot = _pilot_path(config, source, folder).exists()
+        done = 0
+        if has_pilot:
+            matrix = matrix_of(config, source, find_pilot(config, source, folder))
+            done = sum(_task_path(matrix, s, folder).exists() for s in range(config.num_seeds))
+        rows.append(SourceStatus(source.name, has_pilot, done, config.num_seeds))
+    return rows
+
+
+def _pilot_path(config: StudyConfig, source: Source, folder: Path) -> Path:
+    base = _base_matrix(config, source, rate_per_s=1.0, signals=(NO_SIGNAL,))
+    key = task_key(base, config.num_pilots)
+    settled = (config.pressures, config.boundary, config.concurrency)
+    return folder / f"pilot-{key}-{_digits(settled)}.json"
+
+
+def _task_path(matrix: MatrixConfig, seed: int, folder: Path) -> Path:
+    return folder / "cells" / f"seed-{seed:03d}-{task_key(matrix, seed)}.parquet"
+
+
 def find_pilot(config: StudyConfig, source: Source, out_dir: Path) -> Pilot:
     """Return what the pilot seeds settle for ``source``; kept in ``out_dir`` for the next start."""
     base = _base_matrix(config, source, rate_per_s=1.0, signals=(NO_SIGNAL,))
-    key = task_key(base, config.num_pilots)
-    path = out_dir / f"pilot-{key}-{_digits(config.pressures, config.boundary)}.json"
+    path = _pilot_path(config, source, out_dir)
     if path.exists():
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
         return Pilot(**stored | lists)
     runs = source_runs(base)
-    profile = load_profile(config.profile)
-    alone_s = [
-        single_stream_s(run.prompt_tokens, run.output_tokens, config.engine, profile)
-        for run in runs
-    ]
-    base = replace(base, rate_per_s=config.concurrency / float(np.mean(alone_s)))
-    seeds = range(FIRST_PILOT_SEED, FIRST_PILOT_SEED + config.num_pilots)
-    inputs = {seed: prepare_seed(base, runs, seed) for seed in seeds}
-    blocks = _boundary_blocks(config, base, runs, inputs)
+    base, inputs, blocks = _place_boundary(config, base, runs)
     pressures = _pressures(config, blocks)
-    scores = [[_lifo(base, inputs, s, p.num_blocks) for s in seeds] for p in pressures]
+    scores = [[_lifo(base, inputs, s, p.num_blocks) for s in inputs] for p in pressures]
     load = offered_kv_load(replace(base, pressures=pressures), runs)
     pilot = Pilot(
         boundary_blocks=blocks,
@@ -258,38 +291,59 @@ def _pressures(config: StudyConfig, boundary_blocks: int) -> tuple[Pressure, ...
     )
 
 
-def _boundary_blocks(
-    config: StudyConfig,
-    base: MatrixConfig,
-    runs: Sequence[DecodeRun],
-    inputs: dict[int, SeedInputs],
+def _place_boundary(
+    config: StudyConfig, base: MatrixConfig, runs: Sequence[DecodeRun]
+) -> tuple[MatrixConfig, dict[int, SeedInputs], int]:
+    """Return the matrix at its rate, the pilots' inputs, and the pool at which LIFO's mean breach
+    on them crosses the boundary.
+
+    A pool that cannot hold the longest request refuses it, so the smallest pool of the study is
+    one that can; where LIFO stays below the boundary even there, the concurrency is doubled.
+    """
+    profile = base.step_profile()
+    mean_s = np.mean(
+        [single_stream_s(r.prompt_tokens, r.output_tokens, config.engine, profile) for r in runs]
+    )
+    longest = max(run.prompt_tokens + run.max_new_tokens for run in runs)
+    smallest = config.engine.blocks_for(longest)
+    low = 1 + math.ceil(smallest * max(1.0, *config.pressures))
+    for doubling in range(_DOUBLINGS):
+        rate_per_s = config.concurrency * 2**doubling / float(mean_s)
+        placed = replace(base, rate_per_s=rate_per_s)
+        seeds = range(FIRST_PILOT_SEED, FIRST_PILOT_SEED + config.num_pilots)
+        inputs = {seed: prepare_seed(placed, runs, seed) for seed in seeds}
+        if _pilot_breach(placed, inputs, low) >= config.boundary:
+            demand = offered_kv_load(replace(placed, pressures=(Pressure("all", 2),)), runs)["all"]
+            high = max(2 * low, math.ceil(8 * demand))
+            return placed, inputs, _bisect(config, placed, inputs, low, high)
+    raise InvalidInput(
+        f"LIFO breaches less than {config.boundary:.0%} in the smallest pool that holds the "
+        f"longest request ({low} blocks), even with {config.concurrency * 2 ** (_DOUBLINGS - 1):g} "
+        f"requests at once: set a shorter deadline than {config.deadline_s:g} s"
+    )
+
+
+def _bisect(
+    config: StudyConfig, base: MatrixConfig, inputs: dict[int, SeedInputs], low: int, high: int
 ) -> int:
-    """Bisect, on pilot seeds, for the pool at which LIFO's mean breach crosses the boundary."""
-    block_size = config.engine.block_size
-    largest = max(run.prompt_tokens + run.max_new_tokens for run in runs)
-    low = math.ceil(largest / block_size) + 1  # a smaller pool refuses somebody
-    demand = offered_kv_load(replace(base, pressures=(Pressure("all", 2),)), runs)["all"]
-    high = max(2 * low, math.ceil(8 * demand))
-
-    def breach(num_blocks: int) -> float:
-        cells = [_lifo(base, inputs, seed, num_blocks) for seed in inputs]
-        return float(np.mean([cell.score.breach for cell in cells]))
-
-    if breach(high) >= config.boundary:
+    if (ample := _pilot_breach(base, inputs, high)) >= config.boundary:
         raise InvalidInput(
-            f"LIFO breaches {breach(high):.1%} with {high} blocks, where nothing is ever "
-            f"preempted: no pool brings it below {config.boundary:.0%}; allow a longer deadline, "
-            "or lower the concurrency"
+            f"LIFO breaches {ample:.1%} with {high} blocks, where hardly anybody is preempted: no "
+            f"pool brings it below {config.boundary:.0%}; allow a longer deadline than "
+            f"{config.deadline_s:g} s, or lower the concurrency"
         )
-    if breach(low) < config.boundary:
-        return low
-    for _ in range(_BISECTIONS):
+    while high > low + 1 and high / low > _PRECISION:
         middle = round(math.sqrt(low * high))
-        if breach(middle) >= config.boundary:
+        if _pilot_breach(base, inputs, middle) >= config.boundary:
             low = middle
         else:
             high = middle
     return high
+
+
+def _pilot_breach(base: MatrixConfig, inputs: dict[int, SeedInputs], num_blocks: int) -> float:
+    cells = [_lifo(base, inputs, seed, num_blocks) for seed in inputs]
+    return float(np.mean([cell.score.breach for cell in cells]))
 
 
 def _lifo(base: MatrixConfig, inputs: dict[int, SeedInputs], seed: int, num_blocks: int) -> Cell:
@@ -298,11 +352,11 @@ def _lifo(base: MatrixConfig, inputs: dict[int, SeedInputs], seed: int, num_bloc
 
 
 def _cells(matrix: MatrixConfig, folder: Path) -> list[Cell]:
-    paths = [
-        folder / "cells" / f"seed-{seed:03d}-{task_key(matrix, seed)}.parquet"
+    return [
+        cell
         for seed in range(matrix.num_seeds)
+        for cell in read_cells(_task_path(matrix, seed, folder))
     ]
-    return [cell for path in paths for cell in read_cells(path)]
 
 
 def _margin(config: StudyConfig, pilots: Sequence[Pilot]) -> float:

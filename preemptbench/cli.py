@@ -16,6 +16,7 @@ from preemptbench.cli_oracle import oracle
 from preemptbench.cli_profiles import profiles
 from preemptbench.cli_runs import runs
 from preemptbench.cli_simulate import policies, simulate
+from preemptbench.cli_study import study
 from preemptbench.cli_train import score, train
 from preemptbench.cli_validate import validate
 
@@ -30,8 +31,8 @@ def cli() -> None:
 
 
 for command in (
-    demo, collect, runs, oracle, train, score, simulate, policies, profiles, validate, calibrate,
-    env,
+    demo, collect, runs, oracle, train, score, simulate, study, policies, profiles, validate,
+    calibrate, env,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -45,6 +45,7 @@ PAPER = StudyConfig(
     policies=POLICIES,
     signals=("age-km", "oracle-4", "clairvoyant"),
     num_seeds=20,
+    profile="h100-qwen3-32b-tp2",
 )
 QUICK = replace(
     PAPER,

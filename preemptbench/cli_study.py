@@ -1,0 +1,186 @@
+"""``preemptbench study``: the whole question, from sources of lengths to verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from preemptbench.options import check_out_folder, jobs_option, to_json
+from preemptbench.progress import StageBars
+
+if TYPE_CHECKING:
+    from eval.study import Source, StudyConfig
+
+
+@click.command(short_help="Answer the question on a grid of model families and pressures.")
+@click.option(
+    "--preset",
+    type=click.Choice(["quick", "paper", "real"]),
+    default="quick",
+    show_default=True,
+    help="quick: two drawn sources, about two minutes. paper: seven families x two benchmarks, "
+    "drawn from bundled length laws. real: the same families from public runs (--data).",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    envvar="PREEMPTBENCH_DATA",
+    help="Folder of the public data, for --preset real.",
+)
+@click.option(
+    "--runs",
+    "own_runs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A run log of your own as one more source. Repeatable.",
+)
+@click.option("--only-own", is_flag=True, help="With --runs: leave the sources of the preset out.")
+@click.option(
+    "--policy", "policies", multiple=True, help="One more policy: a name or file.py:function."
+)
+@click.option(
+    "--signal",
+    "signals",
+    multiple=True,
+    help="One more signal: oracle-K, clairvoyant, one of them with degradations such as "
+    "'clairvoyant | noise(0.5)', or age-km.",
+)
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    multiple=True,
+    help="A trained predictor as one more signal of --runs sources, as name=FOLDER.",
+)
+@click.option("--seeds", type=click.IntRange(min=2), help="Study seeds. Default: the preset's.")
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
+@click.option("--margin", type=click.FloatRange(min=0, min_open=True), help="δ, in pp.")
+@click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
+@jobs_option
+@click.option(
+    "--backend",
+    type=click.Choice(["loky", "threading", "dask", "ray"]),
+    default="loky",
+    show_default=True,
+    help="joblib's backend; dask and ray need their extra, and reach a cluster by --address.",
+)
+@click.option("--address", help="Address of a running Dask scheduler or Ray cluster.")
+@click.option("--out", "out_dir", type=click.Path(path_type=Path), help="Default: out/PRESET.")
+@click.option("--status", is_flag=True, help="Say what is done and what is missing, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def study(
+    preset: str,
+    data: Path | None,
+    own_runs: tuple[Path, ...],
+    only_own: bool,
+    policies: tuple[str, ...],
+    signals: tuple[str, ...],
+    checkpoints: tuple[str, ...],
+    seeds: int | None,
+    deadline: float | None,
+    margin: float | None,
+    profile: str | None,
+    jobs: int,
+    backend: str,
+    address: str | None,
+    out_dir: Path | None,
+    status: bool,
+    as_json: bool,
+) -> None:
+    """Run a study and print what may be said: every policy x signal against LIFO, with family-wise
+    p-values and equivalence verdicts, in the low-breach regime and beyond it.
+
+    Finished seeds are kept in --out; a second start runs what is missing.
+    """
+    from contracts.conformance import check_policy
+    from eval.named_policies import find_policy
+    from eval.study import run_study, study_status
+    from preemptbench.study_presets import PRESETS
+    from preemptbench.study_text import study_object, study_text
+
+    if only_own and not own_runs:
+        raise click.UsageError("--only-own leaves no source: give --runs.")
+    for name in policies:
+        check_policy(find_policy(name))
+    base = PRESETS[preset]
+    named = dict(_named(text) for text in checkpoints)
+    config = replace(
+        base,
+        policies=tuple(dict.fromkeys((*base.policies, *policies))),
+        signals=tuple(dict.fromkeys((*base.signals, *signals, *named))),
+        num_seeds=seeds or base.num_seeds,
+        deadline_s=deadline or base.deadline_s,
+        observe_s=max(base.observe_s, deadline or 0.0),
+        margin_pp=margin or base.margin_pp,
+        profile=profile or base.profile,
+    )
+    place = out_dir or Path("out") / preset
+    check_out_folder(place)
+    sources = _sources(config, place, data, own_runs, only_own, named)
+    if status:
+        rows = study_status(config, sources, place)
+        click.echo(to_json({"sources": [asdict(row) for row in rows]}) if as_json else
+                   "\n".join(map(str, rows)))  # fmt: skip
+        return
+    with _backend(backend, address), StageBars("task") as bars:
+        result = run_study(config, sources, place, num_jobs=jobs, on_task=bars.update)
+    click.echo(to_json(study_object(result)) if as_json else study_text(result))
+
+
+def _sources(
+    config: StudyConfig,
+    place: Path,
+    data: Path | None,
+    own_runs: tuple[Path, ...],
+    only_own: bool,
+    checkpoints: dict[str, Path],
+) -> list[Source]:
+    from preemptbench.study_presets import drawn_sources, own_source, real_sources
+
+    sources: list[Source] = []
+    if not only_own:
+        if config.name == "real":
+            if data is None:
+                raise click.UsageError(
+                    "--preset real reads public runs: give --data FOLDER or set PREEMPTBENCH_DATA."
+                )
+            sources = real_sources(config, data, place)
+        else:
+            sources = drawn_sources(config, place)
+    for path in own_runs:
+        source = own_source(path, config, place)
+        sources.append(replace(source, checkpoints=(*source.checkpoints, *checkpoints.items())))
+    return sources
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    if not equals or not name or not Path(folder).is_dir():
+        raise click.BadParameter(
+            f"{text!r} is not name=FOLDER with a checkpoint's folder", param_hint="--checkpoint"
+        )
+    return name, Path(folder)
+
+
+def _backend(backend: str, address: str | None) -> Any:
+    """Return a context in which joblib uses ``backend``."""
+    import joblib
+
+    from contracts.errors import missing_dependency
+
+    if backend in ("loky", "threading"):
+        if address is not None:
+            raise click.UsageError(f"--address does not go with --backend {backend}.")
+        return joblib.parallel_config(backend=backend)
+    try:
+        if backend == "dask":
+            client = import_module("distributed").Client(address)
+            return joblib.parallel_config(backend="dask", client=client)
+        import_module("ray").init(address=address, ignore_reinit_error=True)
+        import_module("ray.util.joblib").register_ray()
+        return joblib.parallel_config(backend="ray")
+    except ImportError as error:
+        raise missing_dependency(error.name or backend, backend, f"--backend {backend}") from None
