@@ -113,7 +113,7 @@ def study(
         signals=tuple(dict.fromkeys((*base.signals, *signals, *named))),
         num_seeds=seeds or base.num_seeds,
         deadline_s=deadline or base.deadline_s,
-        observe_s=max(base.observe_s, deadline or 0.0),
+        observe_s=base.observe_s * (deadline or base.deadline_s) / base.deadline_s,
         margin_pp=margin or base.margin_pp,
         profile=profile or base.profile,
     )

@@ -144,15 +144,18 @@ def source_of(
     config: StudyConfig,
     checkpoints: tuple[tuple[str, Path], ...] = (),
 ) -> Source:
-    """Return a run log as a source; raises InvalidInput when an oracle is asked for and every
-    request ran once."""
+    """Return a run log as a source; raises InvalidInput when an oracle needs more runs of a request
+    than it has."""
     log = list(read_runs(runs))
-    repeats = Counter(run.request_key for run in log)
-    if max(repeats.values()) < 2 and any(name.startswith("oracle") for name in config.signals):
-        raise InvalidInput(
-            f"every request of {runs} ran once: an oracle needs other runs of the same request; "
-            "collect with --repeats 2 or more, or drop the oracle from --signal"
-        )
+    repeats = max(Counter(run.request_key for run in log).values())
+    for name in config.signals:
+        base, _, most = name.partition(" | ")[0].partition("-")
+        wanted = int(most) + 1 if base == "oracle" and most.isdigit() else 2
+        if base == "oracle" and repeats < wanted:
+            raise InvalidInput(
+                f"signal {name!r} needs {wanted} runs of a request, one of which executes; {runs} "
+                f"has at most {repeats}: collect with --repeats {wanted} or more"
+            )
     is_sampled = any(run.temperature > 0 for run in log)
     return Source(
         model_family=family,
