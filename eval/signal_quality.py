@@ -149,7 +149,7 @@ def score_signal(signal: RemainingSignal, rows: HeldOut) -> SignalQuality:
         log_mae=log_mae,
         mae=mae,
         kendall_tau=_tau_b(answers[:count], rows.lengths - rows.single_age),
-        **_order_scores(in_sets, sets.remaining),
+        **order_scores(in_sets, sets.remaining),
         cover80=coverage[0],
         cover90=coverage[1],
         num_requests=count,
@@ -169,7 +169,7 @@ def score_floors(rows: HeldOut) -> list[SignalQuality]:
             log_mae=nothing,
             mae=nothing,
             kendall_tau=nothing,
-            **_order_scores(scores, sets.remaining),
+            **order_scores(scores, sets.remaining),
             cover80=nothing,
             cover90=nothing,
             num_requests=len(rows.requests),
@@ -235,7 +235,7 @@ def _errors(signal: RemainingSignal, rows: HeldOut) -> tuple[float, float, tuple
     return log_mae, mae, (coverage[0], coverage[1])
 
 
-def _order_scores(scores: FloatArray, remaining: IntArray) -> dict[str, float]:
+def order_scores(scores: FloatArray, remaining: IntArray) -> dict[str, float]:
     """Return the metrics of running sets from each request's score (highest is picked)."""
     longest = remaining.max(axis=1)
     picked = scores == scores.max(axis=1, keepdims=True)
