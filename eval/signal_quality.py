@@ -179,6 +179,15 @@ def score_floors(rows: HeldOut) -> list[SignalQuality]:
     ]
 
 
+def mean_quality(signal: str, scores: Sequence[SignalQuality]) -> SignalQuality:
+    """Return the mean of ``scores`` (of one signal on several draws) under the name ``signal``;
+    counts are those of the first."""
+    names = [field.name for field in fields(SignalQuality)][1:-2]
+    means = {name: float(np.mean([getattr(score, name) for score in scores])) for name in names}
+    first = scores[0]
+    return SignalQuality(signal, **means, num_requests=first.num_requests, num_sets=first.num_sets)
+
+
 def quality_table(rows: Sequence[SignalQuality]) -> str:
     """Return the rows as aligned text; a dash where a rule has no such number."""
     heads = [field.name for field in fields(SignalQuality)][:-2]
