@@ -40,6 +40,8 @@ _TEXTS = (
 _NUMBERS = ("repeat", "output_tokens", "max_new_tokens", "temperature")
 _FLAGS = ("event_observed", "batch_invariant")
 _CHUNK_RUNS = 65_536
+_HASH_BYTES = 8
+_LOW = (1 << 32) - 1
 
 
 class RequestKeys(NamedTuple):
@@ -121,7 +123,7 @@ def read_run_table(path: Path) -> RunTable:
         for name in _TEXTS:
             column = table[name].combine_chunks()
             codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-            columns[name] = codes, column.dictionary.to_pylist()
+            columns[name] = _in_use(codes, column.dictionary)
         for name in _NUMBERS:
             columns[name] = table[name].to_numpy()
         for name in _FLAGS:  # an unknown ending may have been a cut: it counts as one
@@ -151,7 +153,7 @@ def run_table(runs: Iterable[DecodeRun]) -> RunTable:
 
 def hash64(text: str) -> int:
     """Return a 64-bit hash of ``text``, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(_digest(text), "big")
 
 
 def normalised_prompt(prompt: str) -> str:
@@ -226,8 +228,8 @@ class _Builder:
             (columns["max_new_tokens"], None, self.caps),
             (tokenizers, tokenizer_names, self.tokenizers),
         ):
-            pairs = np.unique(np.stack([models, values]), axis=1).T.tolist()
-            for model, value in pairs:
+            pairs = np.unique((models.astype(np.int64) << 32) | values)
+            for model, value in zip((pairs >> 32).tolist(), (pairs & _LOW).tolist(), strict=True):
                 told: Any = value if names is None else names[value]
                 noted.setdefault(model_names[model], set()).add(told)
         self.temperatures |= set(np.unique(columns["temperature"]).tolist())
@@ -259,6 +261,23 @@ class _Builder:
         )
 
 
+def _in_use(codes: IntArray, names: Any) -> tuple[IntArray, list[str]]:
+    """Return codes and names without the names no code points to: a batch carries the dictionary
+    of its whole row group."""
+    used = np.zeros(len(names) + 1, dtype=bool)
+    used[codes] = True
+    kept = np.flatnonzero(used[:-1])
+    rank = np.full(len(names) + 1, -1, dtype=np.int64)
+    rank[kept] = np.arange(len(kept))
+    return rank[codes], names.take(kept).to_pylist()
+
+
 def _hashes(codes: IntArray, names: Sequence[str]) -> HashArray:
-    table = np.array([*map(hash64, names), 0], dtype=np.uint64)
-    return np.asarray(table[codes], dtype=np.uint64)  # code -1, no text, reads the last: 0
+    """Return hash64 of each row's text (n,), 0 where it has none (code -1)."""
+    joined = b"".join(_digest(name) for name in names) + bytes(_HASH_BYTES)
+    table = np.frombuffer(joined, dtype=">u8")
+    return np.asarray(table[codes], dtype=np.uint64)  # -1 reads the last
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest()
