@@ -2,7 +2,8 @@
 
 The runs are saved as the compact table the oracle is built from (hashes and lengths, no text), and
 its curves are built again on loading: a damaged or edited file cannot make a curve that no runs
-would give. Nothing is unpickled; the manifest names the SHA-256 of the arrays.
+would give. Nothing is unpickled; the manifest names the SHA-256 of the arrays and of itself, so the
+label of sampled runs, say, cannot get lost on the way.
 """
 
 from __future__ import annotations
@@ -70,8 +71,16 @@ def save_oracle(
     }
     with atomic_path(folder / ARRAY_FILE) as scratch:
         scratch.write_bytes(blob)
+    manifest = sealed(manifest)
     atomic_write_text(folder / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
     return manifest
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest with the SHA-256 of its content (of what it says, not of its layout)."""
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(content, sort_keys=True, allow_nan=False)
+    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def load_oracle(folder: Path, name: str | None = None) -> EmpiricalOracle:
@@ -85,12 +94,14 @@ def load_oracle(folder: Path, name: str | None = None) -> EmpiricalOracle:
             f"{folder} has oracle format {manifest.get('format')!r}; this version reads "
             f"{FORMAT!r}: build it again with 'preemptbench oracle build'"
         )
+    if manifest.get("sha256") != sealed(manifest)["sha256"]:
+        raise InvalidInput(
+            f"{folder / MANIFEST_FILE} does not carry the SHA-256 of its content: it was changed "
+            "or damaged; build it again with 'preemptbench oracle build'"
+        )
     table = _read_table(folder, manifest)
-    try:
-        saved_as = str(manifest["name"])
-        return EmpiricalOracle(table, name or saved_as, mode=manifest["mode"])
-    except KeyError as missing:
-        raise InvalidInput(f"{folder / MANIFEST_FILE} lacks {missing}: build it again") from None
+    mode: Any = str(manifest.get("mode"))
+    return EmpiricalOracle(table, name or str(manifest.get("name")), mode=mode)
 
 
 def _read_table(folder: Path, manifest: Mapping[str, Any]) -> RunTable:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from contracts.errors import InvalidInput
@@ -196,7 +197,7 @@ def iter_tables(
             schema = file.schema_arrow
         check_columns(schema, file_path)
         row = 0
-        batches = file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+        batches = _batches(file, columns)
         while (batch := _next_batch(batches, file_path)) is not None:
             table = memory_table(pa.table(batch), str(file_path), row)
             yield file_path, row, table
@@ -204,6 +205,16 @@ def iter_tables(
         total += row
         if total > MAX_ROWS:
             raise InvalidInput(f"{path} holds over {MAX_ROWS} rows: read its files one by one")
+
+
+def _batches(file: pq.ParquetFile, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    """Yield batches a few row groups at a time: one reader for all of them would carry the
+    dictionary of every run id seen so far, which in ten million runs is gigabytes."""
+    groups, rows = file.num_row_groups, file.metadata.num_rows
+    lot = max(1, groups * BATCH_ROWS // rows)
+    for first in range(0, groups, lot):
+        some = list(range(first, min(first + lot, groups)))
+        yield from file.iter_batches(batch_size=BATCH_ROWS, row_groups=some, columns=columns)
 
 
 def _next_batch(batches: Iterator[pa.RecordBatch], path: Path) -> pa.RecordBatch | None:

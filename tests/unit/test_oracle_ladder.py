@@ -11,6 +11,7 @@ from contracts.conformance import check_signal
 from contracts.errors import InvalidInput, UnknownName
 from contracts.runs import DecodeRun
 from contracts.signals import SignalRequest, signal_request
+from eval.signal_sources import SignalSource
 from oracles.empirical import LEVELS, EmpiricalOracle, OracleAnswer, leave_one_out
 from oracles.ladder import FOREVER
 from oracles.run_table import normalised_prompt, run_table
@@ -249,6 +250,13 @@ def test_ages_below_zero_are_refused_and_ages_beyond_the_cap_answer_one() -> Non
     assert oracle.survival(request, at_cap, np.array([1.0])).tolist() == [0.0]
     with pytest.raises(InvalidInput, match="quantile level is 1"):
         oracle.quantile(request, np.array([0]), 1.0)
+
+
+def test_an_oracle_of_no_runs_does_not_exist() -> None:
+    with pytest.raises(InvalidInput, match="run log is empty"):
+        EmpiricalOracle([])
+    with pytest.raises(InvalidInput, match="neither none, oracle, oracle-K"):
+        SignalSource.parse("oracle-0")
 
 
 def test_the_guard_against_leakage_knows_runs_and_prompts() -> None:

@@ -14,7 +14,14 @@ from contracts.signals import build_grid, signal_request
 from eval.signal_sources import SignalSource, check_pairing
 from oracles.empirical import EmpiricalOracle
 from oracles.run_table import read_run_table, run_table
-from oracles.store import ARRAY_FILE, MANIFEST_FILE, is_oracle_folder, load_oracle, save_oracle
+from oracles.store import (
+    ARRAY_FILE,
+    MANIFEST_FILE,
+    is_oracle_folder,
+    load_oracle,
+    save_oracle,
+    sealed,
+)
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import write_runs
 
@@ -102,11 +109,20 @@ def test_every_damage_is_one_clear_error(folder: Path) -> None:
     for change, said in (
         ({"format": "oracle/9"}, "this version reads"),
         ({"set_up": 3}, "is not an oracle"),
+        ({"set_up": {}}, "is not an oracle"),
         ({"mode": "both"}, "unknown oracle mode"),
+        ({"mode": ["both"]}, "unknown oracle mode"),
     ):
-        (folder / MANIFEST_FILE).write_text(json.dumps({**manifest, **change}))
+        (folder / MANIFEST_FILE).write_text(json.dumps(sealed({**manifest, **change})))
         with pytest.raises(InvalidInput, match=said):
             load_oracle(folder)
+    manifest["set_up"]["temperatures"] = [0.0, 1.0]
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(InvalidInput, match="SHA-256 of its content"):
+        load_oracle(folder)
+    (folder / MANIFEST_FILE).write_text("{")
+    with pytest.raises(InvalidInput):
+        load_oracle(folder)
 
 
 def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
