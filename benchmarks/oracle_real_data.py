@@ -35,13 +35,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("PREEMPTBENCH_DATA"))
     parser.add_argument("--temp0", type=Path, required=True)
+    parser.add_argument("--draws", type=int, default=5, help="of the learning curve")
     parser.add_argument("--images", type=Path, default=Path("docs/img"))
     args = parser.parse_args()
     if args.data is None:
         parser.error("give --data, or set PREEMPTBENCH_DATA")
     lrm(args.data, args.images)
-    temp0(args.temp0, args.images)
     ladder(args.images)
+    temp0(args.temp0, args.images, args.draws)
 
 
 def lrm(data: Path, images: Path) -> None:
@@ -58,17 +59,17 @@ def lrm(data: Path, images: Path) -> None:
     _lrm_figure(rows, images / "oracle-lrm.png")
 
 
-def temp0(path: Path, images: Path) -> None:
+def temp0(path: Path, images: Path, num_draws: int) -> None:
     """Agreement, ceiling and learning curve of the temperature-zero log."""
     start = time.perf_counter()
     oracle = EmpiricalOracle(read_run_table(path))
     print(f"\n## {path.stem}: {oracle.name} built in {time.perf_counter() - start:.1f} s")
     runs: Sequence[DecodeRun] = list(read_runs(path))
     found, spread = measure_agreement(runs)
-    print(found)
+    print(found, flush=True)
     write_agreement_figure(spread, "Qwen3.5-9B, vLLM, T = 0", images / "oracle-agreement.png")
     print(quality_table([ceiling(runs, num_draws=3)]))
-    points = learning_curve(runs, num_draws=5)
+    points = learning_curve(runs, num_draws=num_draws)
     print(curve_table(points))
     write_curve_figure(points, "Qwen3.5-9B, vLLM, T = 0", images / "oracle-curve.png")
 

@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from contracts.errors import InvalidInput
+from contracts.policy import IntArray
 from contracts.randomness import keyed_generator
 from contracts.runs import DecodeRun
-from eval.signal_quality import SignalQuality, held_out, mean_quality, score_signal
+from eval.signal_quality import HeldOut, SignalQuality, held_out, mean_quality, score_signal
 from oracles.empirical import EmpiricalOracle
+from oracles.run_table import RunTable, run_table
 
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -61,10 +63,10 @@ def learning_curve(
         raise InvalidInput(
             f"K = {max(ks)} needs {max(ks) + 1} runs of a request; the log has at most {most}"
         )
-    drawn = [_draw(kept, max(ks), seed + draw) for draw in range(num_draws)]
+    draws = [_draw(kept, max(ks), seed + draw) for draw in range(num_draws)]
     points = []
     for index, k in enumerate(ks):
-        points.append(_point(k, drawn, seed))
+        points.append(_point(k, draws))
         if on_point is not None:
             on_point(index + 1, len(ks))
     return points
@@ -125,32 +127,44 @@ def write_curve_figure(points: Sequence[CurvePoint], title: str, path: Path) -> 
 
 
 _BLUE, _GREEN, _RED = "#0072B2", "#009E73", "#D55E00"  # Okabe and Ito's palette
-_Drawn = list[tuple[DecodeRun, list[DecodeRun]]]
 
 
-def _draw(groups: dict[str, list[DecodeRun]], most: int, seed: int) -> _Drawn:
-    """Return (truth, ``most`` other runs in random order) of each request."""
-    drawn = []
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draw:
+    """One truth of each request, the rows it is scored on, and a table of other runs in random
+    order; ``place`` (n,) numbers those of one request."""
+
+    truth: list[DecodeRun]
+    rows: HeldOut
+    others: RunTable
+    place: IntArray
+
+
+def _draw(groups: dict[str, list[DecodeRun]], most: int, seed: int) -> _Draw:
+    truth: list[DecodeRun] = []
+    others: list[DecodeRun] = []
     for key, group in sorted(groups.items()):
         order = keyed_generator(seed, "oracle-curve", key).permutation(len(group))[: most + 1]
-        truth, *others = (group[i] for i in order.tolist())
-        drawn.append((truth, others))
-    return drawn
+        first, *rest = (group[i] for i in order.tolist())
+        truth.append(first)
+        others += rest
+    place = np.tile(np.arange(most), len(truth))
+    return _Draw(truth, held_out(truth, seed=seed), run_table(others), place)
 
 
-def _point(k: int, draws: Sequence[_Drawn], seed: int) -> CurvePoint:
+def _point(k: int, draws: Sequence[_Draw]) -> CurvePoint:
     scores: dict[str, list[SignalQuality]] = defaultdict(list)
     strictly, by_chance = [], []
-    for index, drawn in enumerate(draws):
-        rows = held_out([truth for truth, _ in drawn], seed=seed + index)
-        others = [run for _, runs in drawn for run in runs[:k]]
+    for draw in draws:
+        chosen = draw.others.take(draw.place < k)
         for name, levels in _LADDERS.items():
-            scores[name].append(score_signal(EmpiricalOracle(others, levels=levels), rows))
-        for truth, runs in drawn:
-            lengths = np.array([run.output_tokens for run in runs[:k]])
-            ties = (lengths == lengths.max()).sum() if truth.output_tokens == lengths.max() else 0
-            strictly.append(truth.output_tokens > lengths.max())
-            by_chance.append(float(strictly[-1]) + (1.0 / (ties + 1) if ties else 0.0))
+            scores[name].append(score_signal(EmpiricalOracle(chosen, levels=levels), draw.rows))
+        lengths = draw.others.output_tokens.reshape(len(draw.truth), -1)[:, :k]
+        longest = lengths.max(axis=1)
+        ties = (lengths == longest[:, None]).sum(axis=1)
+        strictly.append(np.mean(draw.rows.lengths > longest))
+        tied = np.where(draw.rows.lengths == longest, 1.0 / (ties + 1), 0.0)
+        by_chance.append(strictly[-1] + tied.mean())
     means = {name: mean_quality(f"oracle-{k}{name}", rows) for name, rows in scores.items()}
     return CurvePoint(
         k=k,
