@@ -87,10 +87,13 @@ def _mean_residual(
     first, last = (np.log(u) for u in (begin, np.maximum(caps, begin)))
     edges = np.clip(location[:, None] + scale[:, None] * _KNOTS, first[:, None], last[:, None])
     edges = np.concatenate([first[:, None], edges, last[:, None]], axis=1)
-    half = np.diff(edges, axis=1)[:, :, None] / 2.0
-    y = (edges[:, :-1, None] + half) + half * _NODES
-    alive = student_t_survival((y - location[:, None, None]) / scale[:, None, None])
-    area = (alive * np.exp(y) * half * _WEIGHTS).sum(axis=(1, 2)) + (begin - ages)
+    half = np.diff(edges, axis=1) / 2.0
+    row, panel = np.nonzero(half > 0.0)  # panels outside the range have no width
+    width = half[row, panel][:, None]
+    y = edges[row, panel][:, None] + width * (1.0 + _NODES)
+    alive = student_t_survival((y - location[row, None]) / scale[row, None])
+    parts = (alive * np.exp(y) * _WEIGHTS * width).sum(axis=1)
+    area = np.bincount(row, parts, len(location)) + (begin - ages)
     now = log_t_survival(location, scale, ages.astype(np.float64))
     end = log_t_survival(location, scale, np.maximum(caps, ages).astype(np.float64))
     return np.asarray((area + (now - end) / 2.0) / now)

@@ -126,6 +126,9 @@ def write_agreement_figure(spread: RequestSpread, title: str, path: Path) -> Pat
     right.step(ratio, np.arange(1, len(ratio) + 1) / len(ratio), where="post", color=_BAR)
     right.axhline(float(np.mean(ratio == 1.0)), color=_DOT, lw=0.8, ls=":")
     right.set(xscale="log", ylim=(0, 1.02))
+    ticks = [tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50, 100) if tick <= 1.2 * ratio[-1]]
+    right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    right.set_xticks([], minor=True)
     right.set_xlabel("longest / shortest run of a request")
     right.set_ylabel("share of requests")
     right.set_title(f"one single length: {np.mean(ratio == 1.0):.0%} of requests", fontsize=10)
