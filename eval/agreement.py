@@ -20,7 +20,7 @@ from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
 from eval.signal_quality import SignalQuality, held_out, mean_quality, score_signal
 from eval.signal_sources import split_truth
-from oracles.empirical import EmpiricalOracle
+from oracles.empirical import SAMPLED_LABEL, EmpiricalOracle
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ def ceiling(runs: Sequence[DecodeRun], *, num_draws: int = 5, seed: int = 0) -> 
         truth, others = split_truth(repeated, draw)
         known = [run for run in truth if _served_length_known(run)]
         scores.append(score_signal(EmpiricalOracle(others), held_out(known, seed=seed + draw)))
-    return mean_quality(f"oracle-{most - 1} (ceiling)", scores)
+    label = SAMPLED_LABEL if any(run.temperature > 0.0 for run in repeated) else ""
+    return mean_quality(f"oracle-{most - 1}{label} (ceiling)", scores)
 
 
 def write_agreement_figure(spread: RequestSpread, title: str, path: Path) -> Path:

@@ -23,7 +23,7 @@ from contracts.runs import DecodeRun, make_request_key, sha256_text
 from contracts.signals import signal_request
 from contracts.survival_many import SurvivalCurves, kaplan_meier_by
 from eval.signal_quality import order_scores
-from oracles.empirical import EmpiricalOracle, leave_one_out
+from oracles.empirical import SAMPLED_LABEL, EmpiricalOracle, leave_one_out
 
 SOURCE = "LRMTokenEconomy"
 NUM_REPEATS = 5
@@ -250,10 +250,10 @@ def _signals(cells: LrmCells, seed: int) -> dict[str, Callable[[_Sets], FloatArr
         ),
         "mean of runs above age; none left: group": lambda s: above(s, group),
         "log-normal round the runs, sigma 0.35": lambda s: _log_normal(cells, s),
-        "oracle-4, no log-t rung": lambda s: _oracle(
+        f"oracle-4{SAMPLED_LABEL}, no log-t rung": lambda s: _oracle(
             cells, s, ("prompt", "near-duplicate", "family", "model")
         ),
-        "oracle-4": lambda s: _oracle(cells, s, None),
+        f"oracle-4{SAMPLED_LABEL}": lambda s: _oracle(cells, s, None),
     }
 
 

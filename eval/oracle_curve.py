@@ -165,7 +165,8 @@ def _point(k: int, draws: Sequence[_Draw]) -> CurvePoint:
         strictly.append(np.mean(draw.rows.lengths > longest))
         tied = np.where(draw.rows.lengths == longest, 1.0 / (ties + 1), 0.0)
         by_chance.append(strictly[-1] + tied.mean())
-    means = {name: mean_quality(f"oracle-{k}{name}", rows) for name, rows in scores.items()}
+    names = {name: f"{rows[0].signal}{name}" for name, rows in scores.items()}
+    means = {name: mean_quality(names[name], rows) for name, rows in scores.items()}
     return CurvePoint(
         k=k,
         quality=means[""],

@@ -138,6 +138,7 @@ def describe(runs_path: Path, ages: str, as_json: bool) -> None:
     for age in at:
         counts = dict.fromkeys(LEVELS, 0)
         errors: list[float] = []
+        alive_runs: list[int] = []
         for repeat in repeats if len(repeats) > 1 else []:
             held_out = leave_one_out(runs, repeat)
             alive = [r for r in runs if r.repeat == repeat and r.output_tokens > age]
@@ -145,10 +146,13 @@ def describe(runs_path: Path, ages: str, as_json: bool) -> None:
             answer = held_out.answer(requests, np.full(len(alive), age, dtype=np.int64))
             for level, count in answer.provenance().items():
                 counts[level] += count
+            alive_runs += answer.effective_k.tolist()
             truth = np.array([run.output_tokens - age for run in alive])
             errors += np.abs(np.log1p(answer.remaining) - np.log1p(truth)).tolist()
         log_mae = float(np.mean(errors)) if errors else None
-        rows.append({"age": age, "alive": len(errors), "log_mae": log_mae, **counts})
+        effective_k = float(np.mean(alive_runs)) if alive_runs else None
+        told = {"age": age, "alive": len(errors), "log_mae": log_mae, "effective_k": effective_k}
+        rows.append({**told, **counts})
     whole = EmpiricalOracle(runs)
     held_out_name = leave_one_out(runs, repeats[0]).name if len(repeats) > 1 else whole.name
     if as_json:
@@ -160,11 +164,14 @@ def describe(runs_path: Path, ages: str, as_json: bool) -> None:
         )
         return
     click.echo(f"{held_out_name}: each repeat of {len(runs)} runs answered from the others")
-    click.echo(f"{'age':>6}{'alive':>8}{'log-MAE':>9}" + "".join(f"{x:>16}" for x in LEVELS))
+    click.echo(
+        f"{'age':>6}{'alive':>8}{'log-MAE':>9}{'eff. K':>8}" + "".join(f"{x:>16}" for x in LEVELS)
+    )
     for row in rows:
         error = "-" if row["log_mae"] is None else f"{row['log_mae']:.3f}"
+        effective = "-" if row["effective_k"] is None else f"{row['effective_k']:.1f}"
         levels = "".join(f"{row[level]:>16}" for level in LEVELS)
-        click.echo(f"{row['age']:>6}{row['alive']:>8}{error:>9}{levels}")
+        click.echo(f"{row['age']:>6}{row['alive']:>8}{error:>9}{effective:>8}{levels}")
 
 
 def _ages(text: str) -> list[int]:
