@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from contracts.errors import InvalidInput, LeakageError
@@ -46,6 +47,24 @@ def test_streaming_a_log_gives_the_table_of_its_runs(tmp_path: Path) -> None:
         np.testing.assert_array_equal(getattr(streamed, name), getattr(direct, name))
     # an unknown end counts as a cut
     assert streamed.event_observed.tolist() == [run.event_observed is True for run in runs]
+
+
+def test_many_small_row_groups_read_as_one_log_in_order(tmp_path: Path) -> None:
+    write_runs(RUNS, tmp_path / "one.parquet")
+    pq.write_table(
+        pq.read_table(tmp_path / "one.parquet"), tmp_path / "many.parquet", row_group_size=7
+    )
+    one, many = (read_run_table(tmp_path / f"{name}.parquet") for name in ("one", "many"))
+    assert pq.ParquetFile(tmp_path / "many.parquet").num_row_groups == 12
+    np.testing.assert_array_equal(one.run_hash, many.run_hash)
+    np.testing.assert_array_equal(one.output_tokens, many.output_tokens)
+
+
+def test_a_run_costs_29_bytes() -> None:
+    """The bound behind ten million runs in 2 GB: five numbers and a flag, no objects."""
+    table = run_table(RUNS)
+    columns = ("request_of", "repeat", "output_tokens", "event_observed", "run_hash", "text_hash")
+    assert sum(getattr(table, name).nbytes for name in columns) == 29 * len(RUNS)
 
 
 def test_a_part_of_a_table_is_the_table_of_that_part() -> None:
