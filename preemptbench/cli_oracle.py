@@ -45,8 +45,9 @@ def build(log: Path, out: Path, mode: Mode, as_json: bool) -> None:
     check_out_folder(out)
     if out.is_dir() and any(out.iterdir()):
         raise InvalidInput(f"--out {out} is not empty: name a new folder")
+    table = read_run_table(log)
     files = {path.name: file_sha256(path) for path in parquet_files(log)}
-    manifest = save_oracle(read_run_table(log), out, mode=mode, source={"files": files})
+    manifest = save_oracle(table, out, mode=mode, source={"files": files})
     if as_json:
         click.echo(to_json({"out": str(out), **manifest}))
         return
