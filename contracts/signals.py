@@ -6,7 +6,7 @@ nothing after it; :func:`contracts.conformance.check_signal` tests that by editi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -77,16 +77,16 @@ def signal_request(run: DecodeRun) -> SignalRequest:
 class RemainingSignal(Protocol):
     """Expected served remaining length of running requests.
 
-    ``name`` labels tables. ``source_run_ids`` are the runs the signal was built from, so that the
-    matrix can refuse to score it on one of them; ``clairvoyant`` is True only for the signal that
-    reads the executing run's own length.
+    ``name`` labels tables. ``source_run_ids`` holds the runs the signal was built from, so that
+    the matrix can refuse to score it on one of them; it is asked with ``in``. ``clairvoyant`` is
+    True only for the signal that reads the executing run's own length.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def source_run_ids(self) -> frozenset[str]: ...
+    def source_run_ids(self) -> Container[str]: ...
 
     @property
     def clairvoyant(self) -> bool: ...
@@ -131,7 +131,7 @@ class RemainingGrid:
     remaining: FloatArray
     upper: FloatArray
     upper_level: float
-    sources: tuple[frozenset[str], ...]
+    sources: tuple[Container[str], ...]
     source_of: IntArray
     clairvoyant: bool = False
 
@@ -223,7 +223,11 @@ class RoutedSignal:
     @property
     def source_run_ids(self) -> frozenset[str]:
         """Every run any fold was built from; ask :meth:`fold` for what one request leans on."""
-        return frozenset().union(*(signal.source_run_ids for signal in self.signals))
+        sources = [signal.source_run_ids for signal in self.signals]
+        named = [ids for ids in sources if isinstance(ids, frozenset)]
+        if len(named) < len(sources):
+            raise InvalidInput(f"a fold of {self.name!r} keeps hashes of its runs: ask that fold")
+        return frozenset().union(*named)
 
     def fold(self, request: SignalRequest) -> int:
         """Return the index of the signal that answers for ``request``."""
@@ -281,10 +285,34 @@ class RoutedSignal:
         return out
 
 
+class WrappedSignal:
+    """A signal made of another's answers: same runs behind it, same claim to clairvoyance.
+
+    A subclass adds ``name`` and ``remaining``. Where its base routes a request to a fold, the grid
+    of the wrapper leans on that fold's runs only.
+    """
+
+    def __init__(self, base: RemainingSignal) -> None:
+        self.base = base
+
+    @property
+    def source_run_ids(self) -> Container[str]:
+        """The runs of the base."""
+        return self.base.source_run_ids
+
+    @property
+    def clairvoyant(self) -> bool:
+        """True when the base reads the executing run's own length."""
+        return self.base.clairvoyant
+
+
 def _sources(
-    signal: RemainingSignal, requests: Sequence[SignalRequest]
-) -> tuple[tuple[frozenset[str], ...], IntArray]:
+    signal: object, requests: Sequence[SignalRequest]
+) -> tuple[tuple[Container[str], ...], IntArray]:
+    while isinstance(signal, WrappedSignal):
+        signal = signal.base
     if isinstance(signal, RoutedSignal):
         folds = np.array([signal.fold(request) for request in requests], dtype=np.int64)
         return tuple(fold.source_run_ids for fold in signal.signals), folds
+    assert isinstance(signal, RemainingSignal)
     return (signal.source_run_ids,), np.zeros(len(requests), dtype=np.int64)

@@ -25,6 +25,7 @@ from eval.named_policies import find_policy
 from eval.outcomes import score_breach
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
+from oracles.empirical import SAMPLED_LABEL
 from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.fault_rates import FaultSource
@@ -202,7 +203,7 @@ def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> 
     requests = tuple(by_id[run_id] for run_id in workload.run_ids)
     grids: dict[str, RemainingGrid | None] = {}
     for source in config.signals:
-        grids[source.name] = _grid(config, source, truth, others, workload, requests)
+        grids[source.name] = _grid(config, source, truth, others, workload, requests, seed)
     return SeedInputs(workload, requests, grids, _faults(config, workload, seed))
 
 
@@ -217,8 +218,9 @@ def _grid(
     others: Sequence[DecodeRun],
     workload: Workload,
     requests: Sequence[SignalRequest],
+    seed: int,
 ) -> RemainingGrid | None:
-    signal = source.build(truth, others)
+    signal = source.build(truth, others, seed)
     if signal is None:
         return None
     grid = build_grid(
@@ -256,7 +258,7 @@ def run_cell(
         pressure=pressure.name,
         num_blocks=pressure.num_blocks,
         policy=policy_name,
-        signal=signal_name,
+        signal=_labelled(signal_name, inputs.grids[signal_name]),
         seed=seed,
         score=score_breach(result.records, config.deadline_s),
         preemptions_per_1000=1000 * preemptions / len(tagged),
@@ -272,6 +274,11 @@ def run_cell(
         drained=result.drained,
     )
     return cell, result
+
+
+def _labelled(name: str, grid: RemainingGrid | None) -> str:
+    """Return a signal's name in results: an oracle of sampled runs says so in every one."""
+    return name + SAMPLED_LABEL if grid is not None and SAMPLED_LABEL in grid.name else name
 
 
 def _breach_by_half(tagged: Sequence[RequestRecord], deadline_s: float) -> tuple[float, float]:
@@ -333,7 +340,11 @@ def run_matrix(
     cells = [cell for path in sorted(done) for cell in read_cells(path)]
     return sorted(
         cells,
-        key=lambda c: (pressures.index(c.pressure), pairs.index((c.policy, c.signal)), c.seed),
+        key=lambda c: (
+            pressures.index(c.pressure),
+            pairs.index((c.policy, c.signal.removesuffix(SAMPLED_LABEL))),
+            c.seed,
+        ),
     )
 
 

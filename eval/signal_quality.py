@@ -149,7 +149,7 @@ def score_signal(signal: RemainingSignal, rows: HeldOut) -> SignalQuality:
         log_mae=log_mae,
         mae=mae,
         kendall_tau=_tau_b(answers[:count], rows.lengths - rows.single_age),
-        **_order_scores(in_sets, sets.remaining),
+        **order_scores(in_sets, sets.remaining),
         cover80=coverage[0],
         cover90=coverage[1],
         num_requests=count,
@@ -169,7 +169,7 @@ def score_floors(rows: HeldOut) -> list[SignalQuality]:
             log_mae=nothing,
             mae=nothing,
             kendall_tau=nothing,
-            **_order_scores(scores, sets.remaining),
+            **order_scores(scores, sets.remaining),
             cover80=nothing,
             cover90=nothing,
             num_requests=len(rows.requests),
@@ -177,6 +177,15 @@ def score_floors(rows: HeldOut) -> list[SignalQuality]:
         )
         for name, scores in zip(FLOORS, picks, strict=True)
     ]
+
+
+def mean_quality(signal: str, scores: Sequence[SignalQuality]) -> SignalQuality:
+    """Return the mean of ``scores`` (of one signal on several draws) under the name ``signal``;
+    counts are those of the first."""
+    names = [field.name for field in fields(SignalQuality)][1:-2]
+    means = {name: float(np.mean([getattr(score, name) for score in scores])) for name in names}
+    first = scores[0]
+    return SignalQuality(signal, **means, num_requests=first.num_requests, num_sets=first.num_sets)
 
 
 def quality_table(rows: Sequence[SignalQuality]) -> str:
@@ -235,7 +244,7 @@ def _errors(signal: RemainingSignal, rows: HeldOut) -> tuple[float, float, tuple
     return log_mae, mae, (coverage[0], coverage[1])
 
 
-def _order_scores(scores: FloatArray, remaining: IntArray) -> dict[str, float]:
+def order_scores(scores: FloatArray, remaining: IntArray) -> dict[str, float]:
     """Return the metrics of running sets from each request's score (highest is picked)."""
     longest = remaining.max(axis=1)
     picked = scores == scores.max(axis=1, keepdims=True)

@@ -8,10 +8,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from contracts.errors import InvalidInput, LeakageError
+from contracts.randomness import keyed_uniform
 from contracts.runs import DecodeRun
-from contracts.signals import RemainingGrid, RemainingSignal, RoutedSignal, SignalRequest
+from contracts.signals import (
+    RemainingGrid,
+    RemainingSignal,
+    RoutedSignal,
+    SignalRequest,
+    signal_request,
+)
+from oracles.degrade import degrade, label, parse_degradations
 from oracles.empirical import Clairvoyant, EmpiricalOracle
+from oracles.store import is_oracle_folder, load_oracle
 from predictors.base import Predictor
 from predictors.registry import load_predictor
 
@@ -25,47 +36,71 @@ class SignalSource:
 
     ``oracle`` (of all other repeats), ``oracle-4`` (of four of them) and ``clairvoyant`` are built
     for each truth set; ``none`` runs a policy without a signal; anything else is a folder: a
-    checkpoint, or the ``fold-*`` checkpoints of a cross-fit. Those four names are reserved.
+    checkpoint, the ``fold-*`` checkpoints of a cross-fit, or an oracle that ``oracle build``
+    wrote. Those four names are reserved. A name may go on with degradations, as in
+    ``clairvoyant | noise(0.5)`` (:mod:`oracles.degrade`).
     """
 
     name: str
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is not None and _is_reserved(self.name):
+        base, steps = parse_degradations(self.name)
+        if self.folder is not None and _is_reserved(base):
             raise InvalidInput(
-                f"signal name {self.name!r} is reserved: give the predictor in {self.folder} "
+                f"signal name {base!r} is reserved: give the signal in {self.folder} "
                 "another name, as in gbm=FOLDER"
             )
-        if self.folder is None and not _is_reserved(self.name):
-            raise InvalidInput(f"signal {self.name!r} names no folder and is not built in")
+        if self.folder is None and not _is_reserved(base):
+            raise InvalidInput(f"signal {base!r} names no folder and is not built in")
+        if steps and base == NO_SIGNAL:
+            raise InvalidInput(f"signal {self.name!r}: there is no signal to degrade")
 
     @staticmethod
     def parse(text: str) -> SignalSource:
-        """Read ``none``, ``oracle``, ``oracle-K``, ``clairvoyant`` or ``[name=]FOLDER``."""
-        if _is_reserved(text):
-            return SignalSource(text)
-        name, _, folder = text.rpartition("=")
+        """Read ``none``, ``oracle``, ``oracle-K``, ``clairvoyant`` or ``[name=]FOLDER``, with any
+        degradations behind it."""
+        base, steps = parse_degradations(text)
+        done = "".join(f" | {label(how)}" for how in steps)
+        if _is_reserved(base):
+            return SignalSource(base + done)
+        name, _, folder = base.rpartition("=")
         path = Path(folder)
         if not path.is_dir():
             raise InvalidInput(
-                f"signal {text!r} is neither none, oracle, oracle-K, clairvoyant nor a folder: "
+                f"signal {base!r} is neither none, oracle, oracle-K, clairvoyant nor a folder: "
                 "train one with 'preemptbench train' and give its folder"
             )
-        return SignalSource(name or path.name, path)
+        return SignalSource((name or path.name) + done, path)
 
     def build(
-        self, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]
+        self, truth: Sequence[DecodeRun], others: Sequence[DecodeRun], seed: int = 0
     ) -> RemainingSignal | None:
         """Return the signal for a workload whose lengths are ``truth``; ``others`` are the runs
-        an oracle may use."""
-        if self.name == NO_SIGNAL:
+        an oracle may use, ``seed`` keys the noise of degradations."""
+        base, steps = parse_degradations(self.name)
+        signal = self._base(base, truth, others)
+        if signal is None or not steps:
+            return signal
+        requests = [signal_request(run) for run in truth]
+        # the population of ranks: every request once, somewhere in its life
+        ages = [
+            int(keyed_uniform(seed, "degrade-age", run.run_id) * run.output_tokens) for run in truth
+        ]
+        return degrade(signal, steps, requests, np.array(ages, dtype=np.int64), seed)
+
+    def _base(
+        self, base: str, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]
+    ) -> RemainingSignal | None:
+        if base == NO_SIGNAL:
             return None
         if self.folder is not None:
-            return load_signal(self.name, self.folder, truth)
-        if self.name == "clairvoyant":
+            if is_oracle_folder(self.folder):
+                return load_oracle(self.folder, base)
+            return load_signal(base, self.folder, truth)
+        if base == "clairvoyant":
             return Clairvoyant(truth)
-        return _oracle(self.name, truth, others)
+        return _oracle(base, truth, others)
 
 
 def _is_reserved(name: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from preemptbench.options import data_option, need_data, to_json
 from traces.bundled import bundled_runs
 from training.options import train_options
 
@@ -27,18 +29,37 @@ def train(
     run_fit(config, family, runs, out, folds, assignments, as_json)
 
 
-@click.command(short_help="Score a checkpoint on prompts it never saw.")
-@click.option("--checkpoint", type=click.Path(path_type=Path), required=True, help="Its folder.")
+@click.command(short_help="Score a checkpoint, or reproduce a suite of floors and ceilings.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Its folder.")
 @click.option(
     "--runs",
     type=click.Path(path_type=Path),
     default=bundled_runs,
     help="Run log to score on. Default: the bundled one.",
 )
+@click.option(
+    "--suite",
+    type=click.Choice(["lrm"]),
+    help="Instead of a checkpoint: floors and ceilings on repeated reasoning runs (lrm).",
+)
+@data_option
 @click.option("--seed", default=0, show_default=True, help="Seed of the running sets.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def score(checkpoint: Path, runs: Path, seed: int, as_json: bool) -> None:
-    """Score a checkpoint on the prompts of a run log that it was not trained on."""
+def score(
+    checkpoint: Path | None,
+    runs: Path,
+    suite: str | None,
+    data: Path | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Score a checkpoint on the prompts of a run log that it was not trained on, or with --suite
+    print what floors and ceilings reach on public data."""
+    if (checkpoint is None) == (suite is None):
+        raise click.UsageError("Give either --checkpoint FOLDER or --suite lrm.")
+    if checkpoint is None:
+        _score_lrm(data, seed, as_json)
+        return
     from eval.signal_quality import quality_table
     from eval.signal_sources import load_predictors, load_signal
     from training.crossfit import crossfit
@@ -57,3 +78,23 @@ def score(checkpoint: Path, runs: Path, seed: int, as_json: bool) -> None:
         click.echo(scores_json(scores, checkpoint=str(checkpoint)))
     else:
         click.echo(quality_table(scores))
+
+
+def _score_lrm(data: Path | None, seed: int, as_json: bool) -> None:
+    from eval.lrm import FILTER, lrm_table, read_lrm, score_lrm
+
+    folder = need_data(data)
+    tables = {
+        title: read_lrm(folder, keep_cut=keep_cut)
+        for title, keep_cut in (("capped cells left out", False), ("capped cells kept", True))
+    }
+    scored = {title: score_lrm(cells, seed=seed) for title, cells in tables.items()}
+    if as_json:
+        rows = {title: [asdict(row) for row in part] for title, part in scored.items()}
+        click.echo(to_json({"suite": "lrm", "filter": FILTER, "tables": rows}))
+        return
+    for title, cells in tables.items():
+        click.echo(f"{title}: {len(cells.models)} models, {len(cells.model)} cells, ", nl=False)
+        click.echo(f"{cells.lengths.size} runs (sampled), {int(cells.cut.sum())} of them cut")
+        click.echo(lrm_table(scored[title]) + "\n")
+    click.echo(f"filter: {FILTER}", err=True)

@@ -21,6 +21,24 @@ runs_option = click.option(
 )
 
 
+data_option = click.option(
+    "--data",
+    envvar="PREEMPTBENCH_DATA",
+    type=click.Path(path_type=Path),
+    help="Folder of the public data sets [env: PREEMPTBENCH_DATA].",
+)
+
+
+def need_data(folder: Path | None) -> Path:
+    """Return the folder of the public data, or say how to name it."""
+    if folder is None:
+        raise InvalidInput(
+            "this needs the public data sets: give their folder with --data DIR or in "
+            "PREEMPTBENCH_DATA"
+        )
+    return folder
+
+
 def _nonzero(context: click.Context, option: click.Parameter, value: int) -> int:
     if value == 0:
         raise click.BadParameter(

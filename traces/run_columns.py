@@ -134,7 +134,8 @@ def _kind(kind: pa.DataType) -> str:
 def memory_table(table: pa.Table, where: str, first_row: int = 0) -> pa.Table:
     """Return ``table`` in the column order and types of memory; nulls only where allowed."""
     columns = []
-    for field in SCHEMA:
+    fields = [field for field in SCHEMA if field.name in table.column_names]
+    for field in fields:
         column = table[field.name].combine_chunks()
         try:
             column = _memory_column(column, field.type)
@@ -146,7 +147,7 @@ def memory_table(table: pa.Table, where: str, first_row: int = 0) -> pa.Table:
             row = first_row + int(np.flatnonzero(~column.is_valid().to_numpy(False))[0])
             raise InvalidInput(f"{where} row {row}: {field.name} is null; it must have a value")
         columns.append(column)
-    return pa.table(columns, names=SCHEMA.names)
+    return pa.table(columns, names=[field.name for field in fields])
 
 
 def _memory_column(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -17,7 +17,7 @@ from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingSignal, SignalRequest
 from eval.signal_quality import SignalQuality, held_out, score_floors, score_signal
-from oracles.empirical import EmpiricalOracle, leave_one_out
+from oracles.empirical import SAMPLED_LABEL, EmpiricalOracle, leave_one_out
 from predictors.base import Predictor
 
 
@@ -35,7 +35,8 @@ class LeaveOneOut:
             repeat: leave_one_out(runs, repeat) for repeat in sorted({run.repeat for run in runs})
         }
         most = max(Counter(run.request_key for run in runs).values())
-        self.name = f"oracle-{most - 1} (ceiling)"
+        sampled = any(oracle.facts.is_sampled for oracle in self._oracles.values())
+        self.name = f"oracle-{most - 1}{SAMPLED_LABEL if sampled else ''} (ceiling)"
         self.source_run_ids = frozenset(self._repeat_of)
 
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:

@@ -142,7 +142,7 @@ def test_truth_and_oracle_never_share_a_run(
         grid = inputs.grids["oracle"]
         assert grid is not None
         assert not truth & grid.sources[0]
-    monkeypatch.setattr(SignalSource, "build", lambda self, truth, others: _cheat(truth))
+    monkeypatch.setattr(SignalSource, "build", lambda self, truth, others, seed: _cheat(truth))
     with pytest.raises(LeakageError, match="leave one repeat out"):
         prepare_seed(config, runs, 0)
 

@@ -46,7 +46,12 @@ def test_known_prompt_answers_with_its_own_runs() -> None:
 def test_exhausted_prompt_falls_back_to_its_family_and_says_so() -> None:
     run = replace(RUNS[0], output_tokens=5, finish_reason="stop", event_observed=True)
     longer = replace(
-        RUNS[0], request_key="other", run_id="other", output_tokens=50, event_observed=True
+        RUNS[0],
+        request_key="other",
+        run_id="other",
+        prompt="Another prompt.",
+        output_tokens=50,
+        event_observed=True,
     )
     answer = EmpiricalOracle([run, longer]).answer([signal_request(RUNS[0])], _at(20))
     assert LEVELS[answer.level[0]] == "family"
@@ -64,11 +69,11 @@ def test_ladder_ends_at_the_cap_and_never_at_zero_or_infinity() -> None:
 
 
 def test_unseen_prompt_backs_off_visibly() -> None:
-    stranger = replace(RUNS[0], request_key="never seen", prompt_id="never seen")
+    stranger = replace(RUNS[0], request_key="never seen", prompt="Never seen.")
     answer = EmpiricalOracle(RUNS).answer([signal_request(stranger)], _at(0))
     assert LEVELS[answer.level[0]] == "family"
     assert not answer.exhausted[0]
-    alien = replace(stranger, family="never seen", model="never seen")
+    alien = replace(stranger, model="never seen")
     answer = EmpiricalOracle(RUNS).answer([signal_request(alien)], _at(3))
     assert LEVELS[answer.level[0]] == "cap"
 
