@@ -6,9 +6,9 @@
 One batch of the bundled prompts decodes ``--tokens`` tokens a row, end-of-sequence ignored so that
 every variant does the same work. Variants take turns within a round; the figure of a variant is
 its fastest round, which other work on the machine disturbs least. On a CPU it is processor
-seconds, which waiting for a busy core does not lengthen; on a GPU it is wall time. "per token in Python" times the
-bookkeeping of one token alone: entropy is computed on the device for the whole batch, the rest is
-Python, and does not shrink on a faster device. The budget is 5 % of decode time.
+seconds, which waiting for a busy core does not lengthen; on a GPU it is wall time. "per token in
+Python" times the bookkeeping of one token alone: entropy is computed on the device for the whole
+batch, the rest is Python, and does not shrink on a faster device. The budget is 5 % of decode time.
 """
 
 from __future__ import annotations

@@ -15,6 +15,11 @@ LOOP_MAX_PERIOD_TOKENS = 128
 LOOP_COPIES = 4  # the repeated block stands this often in a row, the first included
 LOOP_MIN_TOKENS = 96  # a ruled line or a row of zeros is shorter
 
+# no more than this much of the tail can matter
+LOOP_WINDOW_TOKENS = max(LOOP_MIN_TOKENS, (LOOP_COPIES - 1) * LOOP_MAX_PERIOD_TOKENS) + (
+    LOOP_MAX_PERIOD_TOKENS
+)
+
 _BLANK = -1  # no token has this id
 _NEEDED = np.maximum(
     np.arange(LOOP_MAX_PERIOD_TOKENS + 1) * (LOOP_COPIES - 1), LOOP_MIN_TOKENS
@@ -53,8 +58,9 @@ class LoopDetector:
 
 
 def loop_period(token_ids: Sequence[int]) -> int | None:
-    """Return the period that the tail of a whole run repeats, or None."""
+    """Return the period that the tail of a whole run repeats, or None; what a detector that had
+    watched the run would say, at a cost that does not grow with the run."""
     detector = LoopDetector()
-    for token in token_ids:
+    for token in token_ids[-LOOP_WINDOW_TOKENS:]:
         detector.update(token)
     return detector.period_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,6 +67,10 @@ class Refused:
     reason: str
 
 
+# (index of a prompt, what became of it); closing it stops the engine
+Outcomes = Generator[tuple[int, Generation | Refused], None, None]
+
+
 class Backend(Protocol):
     """An engine. ``flows`` says how it fills: False means one batch to its end, so a plan cuts
     batches; True means that a finished run makes room for the next, so a plan gives it all."""
@@ -86,8 +90,6 @@ class Backend(Protocol):
         """Say, before anything decodes, why ``prompt`` cannot be answered; None when it can, or
         when only asking will tell."""
 
-    def run(
-        self, prompts: Sequence[str], size: int, settings: DecodeSettings
-    ) -> Iterator[tuple[int, Generation | Refused]]:
+    def run(self, prompts: Sequence[str], size: int, settings: DecodeSettings) -> Outcomes:
         """Yield (index of a prompt, outcome) once for each, in the order they end; at most ``size``
         decode at a time. Raises CollectionStopped when nothing more can be had now."""

@@ -7,7 +7,8 @@ reads the shards, skips what is there, and runs the rest of the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,10 +126,11 @@ def collect_runs(
         planned = {job.key(prompt, repeat) for prompt in own for repeat in range(config.repeats)}
         report(len(planned & shard.done), len(planned), 0)
         for batch in plan_batches(own, config, backend.flows):
-            for runs in job.decode(batch, shard.done):
-                shard.append(runs)
-                tokens = sum(run.output_tokens for run in runs)
-                report(len(planned & shard.done), len(planned), tokens)
+            with closing(job.decode(batch, shard.done)) as portions:
+                for runs in portions:
+                    shard.append(runs)
+                    tokens = sum(run.output_tokens for run in runs)
+                    report(len(planned & shard.done), len(planned), tokens)
     return Collected(finish(out_dir, rank, prompts, refused), refused)
 
 
@@ -162,7 +164,9 @@ class _Job:
         )
         return request_key, repeat
 
-    def decode(self, batch: Batch, done: Set[tuple[str, int]]) -> Iterator[list[DecodeRun]]:
+    def decode(
+        self, batch: Batch, done: Set[tuple[str, int]]
+    ) -> Generator[list[DecodeRun], None, None]:
         """Yield finished runs in the portions that should reach the disk together.
 
         A static batch with anything missing decodes as a whole, so that the rest of it runs in
@@ -175,14 +179,15 @@ class _Job:
         prompts = missing if self._backend.flows else list(batch.prompts)
         texts = [prompt.prompt for prompt in prompts]
         runs = []
-        outcomes = self._backend.run(texts, batch.batch_size, self._config.settings)
-        for index, outcome in outcomes:
-            if isinstance(outcome, Refused):
-                self._refused[prompts[index].prompt_id] = outcome.reason
-                continue
-            runs.append(self._run_of(prompts[index], batch, outcome))
-            if self._backend.flows:
-                yield [runs.pop()]
+        answers = self._backend.run(texts, batch.batch_size, self._config.settings)
+        with closing(answers):  # an engine with threads of its own must not outlive an error
+            for index, outcome in answers:
+                if isinstance(outcome, Refused):
+                    self._refused[prompts[index].prompt_id] = outcome.reason
+                    continue
+                runs.append(self._run_of(prompts[index], batch, outcome))
+                if self._backend.flows:
+                    yield [runs.pop()]
         if runs:
             yield runs
 

@@ -7,14 +7,14 @@ but with prefill kernels: in low precision its numbers differ from decoding's by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from contracts.errors import CollectionStopped, InvalidInput
 from contracts.policy import FloatArray
-from oracles.backend import DecodeSettings, EngineFacts, Generation, HalfArray, Refused
+from oracles.backend import DecodeSettings, EngineFacts, Generation, HalfArray, Outcomes
 from oracles.generate import cache_argument, distribution
 from oracles.models import LoadedModel, check_layers, prompt_ids, too_long
 from oracles.watch import RowWatch
@@ -60,9 +60,7 @@ class ContinuousBatches:
         """Say why ``prompt`` does not fit the context; None when it does."""
         return too_long(self._lm, len(prompt_ids(self._lm, prompt)), max_new_tokens)
 
-    def run(
-        self, prompts: Sequence[str], size: int, settings: DecodeSettings
-    ) -> Iterator[tuple[int, Generation | Refused]]:
+    def run(self, prompts: Sequence[str], size: int, settings: DecodeSettings) -> Outcomes:
         """Yield runs in the order they end; never more than ``size`` are in flight."""
         rows = [prompt_ids(self._lm, prompt) for prompt in prompts]
         manager = self._manager(size, settings)

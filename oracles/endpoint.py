@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from contracts.errors import InvalidInput
 from contracts.loops import loop_period
 from contracts.runs import FinishReason
-from oracles.backend import DecodeSettings, EngineFacts, Generation, Refused
+from oracles.backend import DecodeSettings, EngineFacts, Generation, Outcomes, Refused
 from oracles.http_json import HttpRefusal, JsonClient, check_url
 from oracles.workers import run_bounded
 from traces.import_rules import CHARS_PER_4
@@ -87,9 +87,7 @@ class Endpoint:
         """Return None: only the server can tell."""
         return None
 
-    def run(
-        self, prompts: Sequence[str], size: int, settings: DecodeSettings
-    ) -> Iterator[tuple[int, Generation | Refused]]:
+    def run(self, prompts: Sequence[str], size: int, settings: DecodeSettings) -> Outcomes:
         """Yield outcomes in the order they arrive; at most ``size`` requests are in flight."""
         tasks = [functools.partial(self._ask, prompt, settings) for prompt in prompts]
         yield from run_bounded(tasks, size)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from contracts.errors import CollectionStopped, InvalidInput
-from oracles.backend import DecodeSettings, EngineFacts, Generation, Refused
+from oracles.backend import DecodeSettings, EngineFacts, Generation, Outcomes
 from oracles.models import LoadedModel, check_layers, prompt_ids, too_long
 from oracles.watch import RowWatch
 
@@ -42,9 +43,7 @@ class StaticBatches:
         """Say why ``prompt`` does not fit the context; None when it does."""
         return too_long(self._lm, len(prompt_ids(self._lm, prompt)), max_new_tokens)
 
-    def run(
-        self, prompts: Sequence[str], size: int, settings: DecodeSettings
-    ) -> Iterator[tuple[int, Generation | Refused]]:
+    def run(self, prompts: Sequence[str], size: int, settings: DecodeSettings) -> Outcomes:
         """Yield the outcome of every prompt, batch by batch."""
         rows = [prompt_ids(self._lm, prompt) for prompt in prompts]
         start = 0
@@ -108,30 +107,23 @@ def generate_batch(
     started = time.perf_counter()
     encoded = lm.tokenizer.pad({"input_ids": list(rows)}, return_tensors="pt").to(lm.model.device)
     mask = encoded["attention_mask"]
-    watches = [RowWatch(lm, settings, row) for row in rows]
+    inputs: dict[str, Any] = {"input_ids": encoded["input_ids"], "logits_to_keep": 1}
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache(config=lm.model.config)
-    reuse = {cache_argument(lm.model): cache, "use_cache": True}
-    alive = list(range(len(watches)))
-    age = 0
+    reuse = {cache_argument(lm.model): cache, "use_cache": True, "return_dict": True}
+    watches = [RowWatch(lm, settings, row) for row in rows]
+    alive = watches
     with torch.inference_mode():
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        inputs: dict[str, Any] = {"input_ids": encoded["input_ids"], "logits_to_keep": 1}
-        while True:
-            age += 1
-            keeps_states = bool(settings.hidden_layers) and age % settings.progress_stride == 0
-            out = lm.model(
-                **inputs,
-                attention_mask=mask,
-                position_ids=positions,
-                output_hidden_states=keeps_states,
-                **reuse,
-            )
-            if keeps_states:
-                _keep_states(out.hidden_states, [watches[i] for i in alive], settings)
-            token = _take_tokens(out.logits[:, -1], [watches[i] for i in alive], settings, started)
-            keep = [j for j, i in enumerate(alive) if watches[i].finish_reason is None]
+        for age in itertools.count(1):
+            wants_states = bool(settings.hidden_layers) and age % settings.progress_stride == 0
+            reuse["output_hidden_states"] = wants_states
+            out = lm.model(**inputs, attention_mask=mask, position_ids=positions, **reuse)
+            if wants_states:
+                _keep_states(out.hidden_states, alive, settings)
+            token = _take_tokens(out.logits[:, -1], alive, settings, started)
+            keep = [j for j, watch in enumerate(alive) if watch.finish_reason is None]
             if not keep:
-                return [watch.generation(len(rows)) for watch in watches]
+                break
             if len(keep) <= _COMPACT_BELOW * len(alive):
                 chosen = torch.tensor(keep, device=mask.device)
                 cache.batch_select_indices(chosen)
@@ -140,6 +132,7 @@ def generate_batch(
             mask = torch.cat([mask, mask.new_ones(len(alive), 1)], dim=1)
             positions = positions[:, -1:] + 1
             inputs = {"input_ids": token[:, None]}
+    return [watch.generation(len(rows)) for watch in watches]
 
 
 def _take_tokens(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from contracts.errors import CollectionStopped, InvalidInput, missing_dependency
 from contracts.loops import loop_period
 from contracts.runs import FinishReason, sha256_text
-from oracles.backend import DecodeSettings, EngineFacts, Generation, Refused
+from oracles.backend import DecodeSettings, EngineFacts, Generation, Outcomes
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -82,7 +82,7 @@ class OfflineVllm:
         prompts: Sequence[str],
         size: int,
         settings: DecodeSettings,
-    ) -> Iterator[tuple[int, Generation | Refused]]:
+    ) -> Outcomes:
         """Yield the outcome of every prompt once all have ended."""
         how = self._vllm.SamplingParams(
             temperature=0.0, max_tokens=settings.max_new_tokens, seed=settings.seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from contracts.loops import LoopDetector
+from contracts.loops import LoopDetector, loop_period
 from contracts.progress import ProgressTracker
 from contracts.runs import FinishReason
 from oracles.backend import DecodeSettings, Generation, HalfArray
@@ -24,7 +24,8 @@ class RowWatch:
         self._lm, self._settings, self._prompt_ids = lm, settings, prompt_ids
         marks = [i for i in prompt_ids if i in (lm.think_open, lm.think_close)]
         self._starts_thinking = bool(marks) and marks[-1] == lm.think_open
-        self._loops = LoopDetector()
+        # without early stops the tail is enough, once, at the cap
+        self._loops = LoopDetector() if settings.stop_loops else None
         self._tracker = self._new_tracker(settings.progress_stride)
 
     def _new_tracker(self, stride: int) -> ProgressTracker | None:
@@ -38,15 +39,16 @@ class RowWatch:
     def take(self, token: int, entropy: float, logprob: float, wall_s: float) -> None:
         """Take one generated token; entropy and log-probability are not read without progress."""
         self.ids.append(token)
-        self._loops.update(token)
+        if self._loops is not None:
+            self._loops.update(token)
         if self._tracker is not None:
             self._tracker.update(token, self._lm.pieces[token], entropy, logprob)
         self.wall_s = wall_s
         if token in self._lm.eos_ids:
             self.finish_reason = "stop"
         elif len(self.ids) >= self._settings.max_new_tokens:
-            self.finish_reason = "length" if self._loops.period_tokens is None else "loop"
-        elif self._settings.stop_loops and len(self.ids) % _LOOP_CHECK_TOKENS == 0:
+            self.finish_reason = "length" if loop_period(self.ids) is None else "loop"
+        elif self._loops is not None and len(self.ids) % _LOOP_CHECK_TOKENS == 0:
             self.finish_reason = None if self._loops.period_tokens is None else "loop"
 
     def generation(self, concurrency: int) -> Generation:

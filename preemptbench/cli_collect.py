@@ -158,6 +158,9 @@ def collect(
     )
     _check_hidden_size(lm, len(prompts) * config.repeats, config, hidden_max_gb)
     rank = rank_from_environment()
+    if rank.world > 1:
+        own = sum(rank.owns(prompt) for prompt in prompts)
+        _say(f"rank {rank.rank} of {rank.world}: {own} of {len(prompts)} prompts")
     new_tokens = 0
     with Bar("run", "collect" if rank.world == 1 else f"collect {rank.rank}") as bar:
 

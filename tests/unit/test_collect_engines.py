@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,34 @@ def test_a_dead_loop_is_told(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(type(lm.model), "forward", fail)
     with pytest.raises(CollectionStopped, match="no more blocks"):
         _run(backend)
+
+
+def test_an_error_outside_the_engine_stops_its_thread(
+    lm: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk under the hidden states must not leave a loop that keeps the process alive."""
+
+    def full(*_: object) -> str:
+        raise CollectionStopped("disk full")
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr("oracles.collect.save_hidden", full)
+    config = CollectConfig(repeats=1, max_new_tokens=40, batch_sizes=(4,), hidden_layers=(1,))
+    with pytest.raises(CollectionStopped, match="disk full") as caught:
+        collect_runs(ContinuousBatches(lm, KV_BLOCKS), PROMPTS, tmp_path, config)
+    assert caught.tb is not None, "the frames are still held, and no thread is"
+    assert set(threading.enumerate()) == before
+
+
+def test_the_choice_of_an_engine(lm: LoadedModel) -> None:
+    said: list[str] = []
+    choice = EngineChoice(model=lm.name, dtype="float32", device="cpu", kv_blocks=KV_BLOCKS)
+    for engine, kind in (("auto", StaticBatches), ("static", StaticBatches),
+                         ("continuous", ContinuousBatches)):  # fmt: skip
+        backend, loaded = open_backend(replace(choice, engine=engine), said.append)
+        assert isinstance(backend, kind)
+        assert loaded is not None
+    assert said == []
 
 
 def test_without_progress_lengths_stay_and_signals_go(lm: LoadedModel) -> None:
