@@ -359,10 +359,10 @@ def test_two_processes_of_a_launcher(tiny: Path, tmp_path: Path, launcher: str) 
     """torchrun and accelerate launch, two real CPU processes, one merged log."""
     pytest.importorskip("accelerate", reason="the extra 'collect' is not installed")
     how = {
-        "torch.distributed.run": ["--nproc-per-node", "2", "--master-port", "29611"],
+        "torch.distributed.run": ["--standalone", "--nproc-per-node", "2"],
         "accelerate.commands.launch": [
             "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
-            "--dynamo_backend", "no", "--main_process_port", "29612",
+            "--dynamo_backend", "no", "--main_process_port", "0",
         ],
     }[launcher]  # fmt: skip
     done = subprocess.run(
