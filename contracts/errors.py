@@ -38,6 +38,11 @@ class ConformanceError(PreemptBenchError):
     """A policy, predictor or oracle breaks its contract."""
 
 
+class CollectionStopped(PreemptBenchError):
+    """A collection that cannot go on now (disk full, no memory, server away); what was finished is
+    on disk, and the same command goes on."""
+
+
 class MissingDependency(PreemptBenchError):
     """A package of an extra that is not installed. Build it with :func:`missing_dependency`."""
 

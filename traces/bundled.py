@@ -15,3 +15,8 @@ def bundled_prompts() -> Path:
 def bundled_runs() -> Path:
     """Return the bundled run log: SmolLM2-135M-Instruct at temperature zero on those prompts."""
     return _DATA / "smollm2-everyday.parquet"
+
+
+def bundled_runs_512() -> Path:
+    """Return the same model on the same prompts at a cap of 512 tokens, loops told from lengths."""
+    return _DATA / "smollm2-everyday-512.parquet"

@@ -16,8 +16,10 @@ from click.testing import CliRunner
 
 from contracts.errors import InvalidInput
 from contracts.runs import DecodeRun
+from oracles.backend import DecodeSettings, Generation
 from oracles.collect import CollectConfig, collect_runs, plan_batches
-from oracles.generate import LoadedModel, _greedy, generate_batch, load_model, render_chat
+from oracles.generate import StaticBatches, generate_batch, greedy
+from oracles.models import LoadedModel, load_model, prompt_ids, render_chat
 from oracles.prompts import Prompt, read_prompts
 from oracles.shards import RunShard, read_shard, run_from_json, run_to_json
 from preemptbench.cli import cli
@@ -39,6 +41,18 @@ def lm(tiny: Path) -> LoadedModel:
     return load_model(str(tiny), dtype="float32", device="cpu")
 
 
+def _generate(lm: LoadedModel, texts: list[str], cap: int) -> list[Generation]:
+    return generate_batch(lm, [prompt_ids(lm, text) for text in texts], DecodeSettings(cap, 4))
+
+
+def _collect(
+    lm: LoadedModel, prompts: list[Prompt], out: Path, config: CollectConfig
+) -> list[DecodeRun]:
+    runs = collect_runs(StaticBatches(lm), prompts, out, config).runs
+    assert runs is not None
+    return runs
+
+
 def _reference_ids(lm: LoadedModel, prompt: str, cap: int) -> list[int]:
     """The slow twin: one prompt alone, no cache, no padding."""
     import torch
@@ -55,7 +69,7 @@ def _reference_ids(lm: LoadedModel, prompt: str, cap: int) -> list[int]:
 def test_batched_decoding_equals_one_prompt_at_a_time(lm: LoadedModel) -> None:
     """Left padding, leaving rows and the cache change nothing in float32."""
     texts = [prompt.prompt for prompt in PROMPTS]
-    outputs = generate_batch(lm, texts, 40, 4)
+    outputs = _generate(lm, texts, 40)
     lengths = set()
     for text, output in zip(texts, outputs, strict=True):
         ids = _reference_ids(lm, text, 40)
@@ -68,7 +82,7 @@ def test_batched_decoding_equals_one_prompt_at_a_time(lm: LoadedModel) -> None:
 
 
 def test_progress_describes_the_distribution_drawn_from(lm: LoadedModel) -> None:
-    output = generate_batch(lm, ["ab"], 16, 4)[0]
+    output = _generate(lm, ["ab"], 16)[0]
     for record in output.progress:
         assert 0 <= record.mean_entropy <= 6  # log of 260 tokens is 5.56 nats
         assert -record.mean_logprob <= record.mean_entropy + 3
@@ -79,16 +93,16 @@ def test_a_ruled_out_token_leaves_the_entropy_a_number() -> None:
     import torch
 
     logits = torch.tensor([[0.0, 0.0, -torch.inf], [5.0, -torch.inf, -torch.inf]])
-    _, entropy, logprob = _greedy(logits)
+    _, entropy, logprob = greedy(logits)
     assert entropy.tolist() == pytest.approx([math.log(2), 0.0], abs=1e-6)
     assert logprob.tolist() == pytest.approx([-math.log(2), 0.0], abs=1e-6)
 
 
 def test_a_template_that_opens_the_thinking_mark_is_noticed(tiny: Path) -> None:
     lm = load_model(str(tiny), dtype="float32", device="cpu")
-    assert generate_batch(lm, ["ab"], 8, 4)[0].progress[0].in_thinking == 0.0
+    assert _generate(lm, ["ab"], 8)[0].progress[0].in_thinking == 0.0
     lm.tokenizer.chat_template += "<think>"
-    output = generate_batch(lm, ["ab"], 8, 4)[0]
+    output = _generate(lm, ["ab"], 8)[0]
     assert output.progress[0].in_thinking == 1.0
     assert output.thinking_tokens == output.output_tokens  # the mark never closes
 
@@ -103,45 +117,51 @@ def test_plan_covers_each_prompt_once_a_repeat_in_other_batches() -> None:
     assert plan_batches(PROMPTS, CONFIG) == batches
 
 
+def _key(run: DecodeRun) -> tuple[str, int]:
+    return run.prompt_id, run.repeat
+
+
 def _keys(runs: Sequence[DecodeRun]) -> list[tuple[str, int]]:
     return sorted((run.prompt_id, run.repeat) for run in runs)
 
 
 def test_a_torn_shard_is_completed_to_the_same_set(lm: LoadedModel, tmp_path: Path) -> None:
     """Cut the shard at every kind of place a crash can leave it; a second start mends it."""
-    whole = collect_runs(lm, PROMPTS, tmp_path / "whole", CONFIG)
+    whole = _collect(lm, PROMPTS, tmp_path / "whole", CONFIG)
     assert len(whole) == 21
     data = (tmp_path / "whole" / "shard-0.jsonl").read_bytes()
     for cut in (0, 10, len(data) // 3, len(data) // 2, len(data) - 1):
         folder = tmp_path / f"cut-{cut}"
         folder.mkdir()
         (folder / "shard-0.jsonl").write_bytes(data[:cut])
-        again = collect_runs(lm, PROMPTS, folder, CONFIG)
+        again = _collect(lm, PROMPTS, folder, CONFIG)
         assert _keys(again) == _keys(whole)
         lengths = {(r.prompt_id, r.repeat): r.output_tokens for r in whole}
         assert all(lengths[r.prompt_id, r.repeat] == r.output_tokens for r in again)
 
 
 def test_another_configuration_is_refused_not_mixed(lm: LoadedModel, tmp_path: Path) -> None:
-    collect_runs(lm, PROMPTS[:2], tmp_path, CONFIG)
+    _collect(lm, PROMPTS[:2], tmp_path, CONFIG)
     before = (tmp_path / "shard-0.jsonl").read_bytes()
     other = CollectConfig(repeats=3, max_new_tokens=41, batch_sizes=(4, 2, 1), progress_stride=4)
     with pytest.raises(InvalidInput, match="max_new_tokens = 40"):
-        collect_runs(lm, PROMPTS[:2], tmp_path, other)
+        _collect(lm, PROMPTS[:2], tmp_path, other)
     assert (tmp_path / "shard-0.jsonl").read_bytes() == before
 
 
 def test_prompt_longer_than_the_context_is_refused(lm: LoadedModel) -> None:
     with pytest.raises(InvalidInput, match="context of"):
-        generate_batch(lm, ["x" * 600], 40, 4)
+        _generate(lm, ["x" * 600], 40)
 
 
 def test_shard_round_trip(lm: LoadedModel, tmp_path: Path) -> None:
-    runs = collect_runs(lm, PROMPTS[:2], tmp_path, CONFIG)
+    runs = _collect(lm, PROMPTS[:2], tmp_path, CONFIG)
     assert [run_from_json(run_to_json(run), "here") for run in runs] == runs
-    shard = RunShard(tmp_path / "shard-0.jsonl")
-    shard.append(runs)  # known keys are skipped
-    assert list(read_shard(shard.path)) == runs
+    with RunShard(tmp_path / "shard-0.jsonl") as shard:
+        with pytest.raises(InvalidInput, match="being written by another process"):
+            RunShard(shard.path)
+        shard.append(runs)  # known keys are skipped
+    assert sorted(read_shard(shard.path), key=_key) == sorted(runs, key=_key)
     with pytest.raises(InvalidInput, match="not a decode run"):
         run_from_json('{"run_id": 1}', "shard line 1")
 
@@ -219,6 +239,6 @@ def test_wrong_options_are_one_message(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.model
 def test_smollm2_loads_from_its_package_and_answers() -> None:
     lm = load_model("bundled:smollm2-135m-instruct", dtype="bfloat16", device="cpu")
-    outputs = generate_batch(lm, ["What is 2 + 2? Answer with the number only."], 24, 8)
+    outputs = _generate(lm, ["What is 2 + 2? Answer with the number only."], 24)
     assert outputs[0].finish_reason in ("stop", "length")
     assert any(ch.isdigit() for ch in outputs[0].text)

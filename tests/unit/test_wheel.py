@@ -45,6 +45,7 @@ def test_wheel_holds_the_packages_and_their_data_and_nothing_else(wheel: Path) -
     }  # fmt: skip
     assert {f"{top}/py.typed" for top in tops} <= set(names)
     assert "traces/data/smollm2-everyday.parquet" in names
+    assert "traces/data/smollm2-everyday-512.parquet" in names
     assert any(name.startswith("training/recipes/") for name in names)
     assert any(name.startswith("serving_sim/profiles/") for name in names)
 
