@@ -46,7 +46,10 @@ def write_task(
     cells: Sequence[Cell],
     records: Sequence[tuple[Cell, Sequence[RequestRecord]]],
 ) -> None:
-    """Write the records of a task, then its cells: a cells file means that both are there."""
+    """Write the tagged records of a task, then its cells: a cells file means that both are there.
+
+    Warm-up and filler only load the system; they are most requests, and no score reads them.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -54,7 +57,7 @@ def write_task(
         name: [] for name in ("pressure", "policy", "signal", "seed")
     } | {field.name: [] for field in fields(RequestRecord)}
     for cell, lives in records:
-        for life in lives:
+        for life in (life for life in lives if life.cohort == "tagged"):
             for name in ("pressure", "policy", "signal", "seed"):
                 columns[name].append(getattr(cell, name))
             for field in fields(RequestRecord):
