@@ -75,7 +75,7 @@ class StudyConfig:
     name: str
     policies: tuple[str, ...]
     signals: tuple[str, ...]
-    pressures: tuple[float, ...] = (0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
+    pressures: tuple[float, ...] = (0.8, 0.9, 1.0, 1.1, 1.25)
     num_seeds: int = 20
     num_pilots: int = 5
     boundary: float = 0.15
