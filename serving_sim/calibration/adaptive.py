@@ -66,7 +66,7 @@ class _OutOfTime(Exception):
 class _Session:
     """Times steps until ``deadline_s`` (time.monotonic()), each at most once over all sessions.
 
-    Only steps that this session asked for are fitted, so that a second session, which finds them in
+    Only steps that this start asked for are fitted, so that a second start, which finds them in
     the journal, takes the same decisions as the first.
     """
 
