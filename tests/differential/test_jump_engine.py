@@ -487,12 +487,15 @@ def test_ctrl_c_arrives_while_the_compiled_loop_runs(
 
     monkeypatch.setattr(jump._Arrays, "advance", timed)
     before = signal.signal(signal.SIGALRM, interrupt)
+    # a shell's background job starts with SIGINT ignored
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             simulate_fast(workload, EngineConfig(num_blocks=4000), PROFILES[0], find(name))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGINT, heard)
     assert len(turns_s) >= 3
     assert max(turns_s[1:]) < 0.2  # the first may compile
 

@@ -326,7 +326,7 @@ def test_a_damaged_run_says_what_is_wrong(
 def test_an_unfinished_replay_is_not_compared(tmp_path: Path, profile: OperatorProfile) -> None:
     run = read_recorded_run(write_run(tmp_path / "run"))
     config = EngineConfig(num_blocks=2)  # one usable block: no prompt fits
-    assert "is not an AffineProfile" in str(unsupported(run.workload, config, profile))
+    assert "is neither an AffineProfile" in str(unsupported(run.workload, config, profile))
     records = simulate(run.workload, config, profile).records
     with pytest.raises(InvalidInput, match="only a run in which every request ends"):
         record_latencies(records)
