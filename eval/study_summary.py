@@ -24,6 +24,9 @@ from eval.verdicts import Verdict, judge
 
 Rule = tuple[str, str]  # policy, signal
 PARTS = ("low breach", "beyond")
+YOUNG_BIASED = ("lifo", "least-computed", "sglang-retract")
+"""Rules that evict who was admitted last or holds least; ``young(depth)`` is graded apart."""
+NOT_YOUNG_BIASED = ("fifo", "most-computed", "largest-kv", "random")
 
 
 def label(rule: Rule) -> str:
@@ -254,6 +257,17 @@ def contrast(
     return Contrast(
         part, tuple(first), tuple(second), within_grid(by_cell), float(max_t(seeds[:, None])[0])
     )
+
+
+def planned_contrast(study: StudyResult, part: str) -> Contrast | None:
+    """Return the contrast fixed beforehand: young-biased rules against the others that read no
+    signal, as far as the study has them."""
+    have = study.config.policies
+    first, second = (
+        [(name, NO_SIGNAL) for name in names if name in have]
+        for names in (YOUNG_BIASED, NOT_YOUNG_BIASED)
+    )
+    return contrast(study, part, first, second)
 
 
 def dose_response(study: StudyResult, part: str) -> list[tuple[float, Interval]]:
