@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by colour-blind readers too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREY = "#666666"
+GREY = "#7a7a7a"  # seen on white and on black
 
 
 def forest(rows: Sequence[SummaryRow]) -> str:

@@ -130,14 +130,13 @@ nav { columns: 16rem; font-size: .9rem; margin: 1rem 0 } nav a { display: block;
 figure { margin: 1rem 0; overflow-x: auto } figure svg { max-width: 100%; height: auto }
 figure svg text { fill: currentColor }
 @media (max-width: 40rem) { figure svg { max-width: none; width: 46rem } }
-figcaption, caption { color: var(--soft); font-size: .9rem; text-align: left; position: sticky;
-                      left: 0; max-width: min(60rem, 100vw - 2rem) }
-caption { padding-bottom: .3rem; white-space: normal; display: block; width: max-content }
-.scroll { overflow: auto; max-height: 36rem; margin: .8rem 0 }
+figcaption, .caption { color: var(--soft); font-size: .9rem; max-width: 60rem; margin: 1rem 0 0 }
+figcaption { position: sticky; left: 0; max-width: min(60rem, 100vw - 2rem); margin: 0 }
+.scroll { overflow: auto; max-height: 36rem; margin: .3rem 0 .8rem }
 table { border-collapse: collapse; font-size: .82rem }
 th, td { padding: .2rem .35rem; border-bottom: 1px solid var(--line); text-align: right;
          white-space: nowrap; font-variant-numeric: tabular-nums }
-th:first-child, td:first-child, td.t { text-align: left }
+th:first-child, td:first-child, .t { text-align: left }
 thead th { border-bottom: 2px solid var(--ink); vertical-align: bottom; white-space: normal;
            position: sticky; top: 0; background: var(--paper) }
 th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0;

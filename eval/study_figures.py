@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from contracts.policy import FloatArray
 from eval.figures import COLOURS, GREY, new_figure, quiet, to_svg
 from eval.intervals import Interval
 from eval.signal_sources import NO_SIGNAL
@@ -124,7 +125,9 @@ def ladder_points(rungs: Mapping[str, Sequence[GridRow]]) -> str:
     return to_svg(figure)
 
 
-def deadline_curves(curves: Mapping[str, Sequence[RuleCurve]], rules: Sequence[Rule]) -> str:
+def deadline_curves(
+    curves: Mapping[str, Sequence[RuleCurve]], rules: Sequence[Rule], deadlines_s: FloatArray
+) -> str:
     """Difference to LIFO against the deadline with simultaneous bands, and below it LIFO's own
     breach with the floor."""
     parts = [part for part in PARTS if curves[part]]
@@ -143,10 +146,8 @@ def deadline_curves(curves: Mapping[str, Sequence[RuleCurve]], rules: Sequence[R
                 top.plot(x, y, _MARKERS[at], ms=4, color=COLOURS[at])
         top.set_title(part, fontsize=10)
         if lifo := of_rule.get(LIFO):
-            deadlines_s = curves[part][0].difference
-            x = deadlines_s.deadlines_s if deadlines_s else np.arange(len(lifo.breach))
-            bottom.plot(x, 100 * lifo.breach, color="black", lw=1.3)
-            bottom.fill_between(x, 100 * lifo.floor, color=GREY, alpha=0.4, lw=0)
+            bottom.plot(deadlines_s, 100 * lifo.breach, color="black", lw=1.3)
+            bottom.fill_between(deadlines_s, 100 * lifo.floor, color=GREY, alpha=0.4, lw=0)
         bottom.set_xlabel("deadline, s")
         for ax in (top, bottom):
             quiet(ax)

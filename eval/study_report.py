@@ -32,6 +32,7 @@ from eval.study_tables import (
     StudyNumbers,
     all_tables,
     breach_table,
+    cluster_table,
     contrast_table,
     cost_table,
     dose_table,
@@ -140,25 +141,10 @@ def _regime(numbers: StudyNumbers) -> Section:
     )
     parts.append(figure(pilot_lines(study.sources, study.config.boundary), caption))
     parts.append(html_table(pilot_table(numbers)))
-    for part in PARTS:
-        parts.append(paragraph(_clusters(numbers, part)))
-    parts.append(html_table(contrast_table(numbers)))
+    empty = [part for part in PARTS if not numbers.grid[part]]
+    parts += [paragraph(f"{part}: no cell of this grid, so nothing to group.") for part in empty]
+    parts += [html_table(cluster_table(numbers)), html_table(contrast_table(numbers))]
     return Section("Regime and clusters", "".join(parts))
-
-
-def _clusters(numbers: StudyNumbers, part: str) -> str:
-    rows = numbers.grid[part]
-    if not rows:
-        return f"{part}: no cell of this grid, so there is nothing to group."
-    groups: dict[str, list[str]] = {}
-    for row in sorted(rows, key=lambda row: row.breach):
-        groups.setdefault(row.letters, []).append(label(row.rule))
-    kept = [label(row.rule) for row in rows if row.confidence_set_p >= 0.05]
-    said = "; ".join(f"{letters}: {', '.join(names)}" for letters, names in groups.items())
-    return (
-        f"{part}: letters (rules that share one do not differ at 5 %) {said}. Not ruled out as the "
-        f"best: {', '.join(kept)}."
-    )
 
 
 def _doses(numbers: StudyNumbers) -> Section:
@@ -194,7 +180,9 @@ def _rescoring(numbers: StudyNumbers) -> Section:
             "below, LIFO's own breach and the floor. A rule reverses where its whole band changes "
             "sides."
         )
-        parts.append(figure(deadline_curves(numbers.part_curves, highlights(rows)), caption))
+        deadlines_s = numbers.curves.deadlines_s
+        drawn = deadline_curves(numbers.part_curves, highlights(rows), deadlines_s)
+        parts.append(figure(drawn, caption))
     reversed_ = reversal_table(numbers)
     parts.append(html_table(rescoring_table(numbers)))
     parts.append(
@@ -265,8 +253,8 @@ def _not_covered(numbers: StudyNumbers) -> list[str]:
     origin = {
         "parametric": "Some lengths are drawn from fitted laws (parametric): they carry what was "
         "fitted, not more, and no text, so no text predictor is scored on them.",
-        "sampled": "Some run logs were sampled, not decoded at temperature zero: their oracle is an "
-        "oracle of sampled runs, and says nothing about temperature zero.",
+        "sampled": "Some run logs were sampled, not decoded at temperature zero: their oracle is "
+        "one of sampled runs, and says nothing about temperature zero.",
     }
     return [
         *(text for kind, text in origin.items() if kind in kinds),

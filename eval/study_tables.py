@@ -94,6 +94,7 @@ def all_tables(numbers: StudyNumbers) -> list[Table]:
         overview_table(numbers),
         breach_table(numbers),
         pilot_table(numbers),
+        cluster_table(numbers),
         contrast_table(numbers),
         dose_table(numbers),
         ladder_table(numbers),
@@ -264,6 +265,26 @@ def pilot_table(numbers: StudyNumbers) -> Table:
         "Pressure 1 is where it crosses that line."
     )
     return Table("pilots", caption, columns, tuple(rows))
+
+
+def cluster_table(numbers: StudyNumbers) -> Table:
+    """Return which rules belong together in each part."""
+    rows: list[tuple[Value, ...]] = [
+        (part, label(row.rule), row.breach, row.letters, row.confidence_set_p)
+        for part in PARTS
+        for row in sorted(numbers.grid[part], key=lambda row: row.breach)
+    ]
+    columns = (
+        Column("part", "part"), Column("rule", "policy / signal"),
+        Column("breach", "breach", "share"), Column("letters", "letters"),
+        Column("best_p", "p of being the best", "p"),
+    )  # fmt: skip
+    caption = (
+        "Clusters, least breach first: rules that share a letter do not differ at 5 % (all pairs "
+        "are one family). The best is, with 95 % confidence, among the rules whose p is at least "
+        ".05."
+    )
+    return Table("clusters", caption, columns, tuple(rows))
 
 
 def contrast_table(numbers: StudyNumbers) -> Table:
@@ -445,7 +466,7 @@ def _part_sentence(numbers: StudyNumbers, part: str) -> str:
     best = min(others, key=lambda row: row.breach)
     contrast = numbers.contrasts[part]
     young = (
-        f"; young-biased rules breach {_pp(contrast.within)} against the others without a signal"
+        f"; young-biased rules less the others without a signal: {_pp(contrast.within)}"
         if contrast is not None
         else ""
     )

@@ -60,7 +60,7 @@ def show(value: Value, kind: Kind) -> str:
 def html_table(table: Table) -> str:
     """Return the table for a page of eval.report, sortable by a click on a head."""
     heads = "".join(
-        f'<th scope=col aria-sort="none"><button>{html.escape(c.title)}</button></th>'
+        f'<th scope=col class={c.kind[0]} aria-sort="none"><button>{html.escape(c.title)}</button></th>'
         for c in table.columns
     )
     lines = "".join(
@@ -69,9 +69,11 @@ def html_table(table: Table) -> str:
         + "</tr>"
         for row in table.rows
     )
+    caption = html.escape(table.caption)
     return (
-        f'<div class="scroll"><table class="sortable"><caption>{html.escape(table.caption)}'
-        f"</caption><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>"
+        f'<p class="caption">{caption}</p><div class="scroll"><table class="sortable" '
+        f'aria-label="{html.escape(table.name)}"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
     )
 
 
