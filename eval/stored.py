@@ -46,6 +46,10 @@ class StoredStudy:
         """Return the files of request records of ``source``, a file a seed."""
         return [source.out_dir / "records" / name for name in self.tasks[source.source.name]]
 
+    def runs_sha256(self, source: SourceResult) -> str:
+        """Return the hash of the run log of ``source``."""
+        return self.inputs[_relative(source.source.runs, self.out_dir)]
+
 
 def store_study(study: StudyResult, out_dir: Path, command: str) -> Path:
     """Write OUT/study.json: settings, pilots, hashes, versions and the command; return its path."""

@@ -188,11 +188,10 @@ def _rescoring(numbers: StudyNumbers) -> Section:
     parts.append(
         html_table(reversed_) if reversed_.rows else paragraph("No rule reverses anywhere.")
     )
-    for refusal in numbers.curves.refusals[:3]:
-        where = f"{refusal.source} at {refusal.pressure}, {label(refusal.rule)}"
-        parts.append(paragraph(f"Not rescored: {where}: {refusal.reason}."))
-    if len(numbers.curves.refusals) > 3:
-        parts.append(paragraph(f"and {len(numbers.curves.refusals) - 3} more like these."))
+    for rule in dict.fromkeys(refusal.rule for refusal in numbers.curves.refusals):
+        mine = [refusal for refusal in numbers.curves.refusals if refusal.rule == rule]
+        text = f"Not rescored: {label(rule)} in {len(mine)} cells: {mine[0].reason}."
+        parts.append(paragraph(text))
     return Section("Other deadlines", "".join(parts))
 
 

@@ -67,9 +67,12 @@ class RuleCurve:
 
 def legal_deadlines(stored: StoredStudy) -> tuple[float, ...]:
     """Return the usual deadlines up to which every request was watched."""
-    config = stored.study.config
-    watched_s = max(config.observe_s, config.deadline_s)
-    return tuple(d for d in DEADLINES_S if d <= watched_s) or (config.deadline_s,)
+    usual = tuple(d for d in DEADLINES_S if d <= _watched_s(stored))
+    return usual or (stored.study.config.deadline_s,)
+
+
+def _watched_s(stored: StoredStudy) -> float:
+    return max(stored.study.config.observe_s, stored.study.config.deadline_s)
 
 
 def rescore_study(
@@ -80,9 +83,16 @@ def rescore_study(
     """Score every stored engine run at every deadline; ``on_file`` hears files done and to do.
 
     Where rescoring a rule is not legal in some seed, the rule has no curve in that cell but a
-    refusal. Raises InvalidInput when nothing at all may be rescored, with the first reason.
+    refusal. Raises InvalidInput for a deadline beyond the time that requests were watched (which
+    rules could answer would depend on how they did), and when nothing may be rescored.
     """
     deadlines = np.asarray(deadlines_s, dtype=np.float64)
+    watched_s = _watched_s(stored)
+    if deadlines.size and deadlines.max() > watched_s:
+        raise InvalidInput(
+            f"a deadline of {deadlines.max():g} s was asked for, but this study watched requests "
+            f"for {watched_s:g} s: ask for deadlines up to that, or run it with a longer observe_s"
+        )
     files = [(s, path) for s in stored.study.sources for path in stored.records_of(s)]
     curves: dict[CellKey, dict[Rule, list[BreachCurve]]] = defaultdict(lambda: defaultdict(list))
     refused: dict[tuple[CellKey, Rule], str] = {}

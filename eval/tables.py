@@ -60,7 +60,8 @@ def show(value: Value, kind: Kind) -> str:
 def html_table(table: Table) -> str:
     """Return the table for a page of eval.report, sortable by a click on a head."""
     heads = "".join(
-        f'<th scope=col class={c.kind[0]} aria-sort="none"><button>{html.escape(c.title)}</button></th>'
+        f'<th scope=col class={c.kind[0]} aria-sort="none"><button>{html.escape(c.title)}</button>'
+        "</th>"
         for c in table.columns
     )
     lines = "".join(

@@ -44,3 +44,30 @@ class Bar:
     def elapsed_s(self) -> float:
         """Seconds since the first report."""
         return float(self._bar.format_dict["elapsed"]) if self._bar is not None else 0.0
+
+
+class StageBars:
+    """One bar after another: a context manager that takes (stage, done, total)."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._stage: str | None = None
+        self._bar = Bar(unit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Show ``done`` of ``total`` units of ``stage``."""
+        if stage != self._stage:
+            self._bar.__exit__(None, None, None)
+            self._stage, self._bar = stage, Bar(self._unit, stage)
+        self._bar.update(done, total)
