@@ -13,10 +13,7 @@ import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray
-from contracts.randomness import keyed_generator
-from eval.multiplicity import max_t
-
-NUM_RESAMPLES = 2_000
+from eval.multiplicity import ROUNDING, max_t, sign_flips
 
 
 def pairwise_p(losses: FloatArray) -> FloatArray:
@@ -63,10 +60,12 @@ def _letter(at: int) -> str:
 
 def model_confidence_set(names: Sequence[str], losses: FloatArray) -> dict[str, float]:
     """Return each policy's p of belonging to the set that holds the best with the chosen
-    confidence: at level α, keep those with p >= α (Hansen, Lunde and Nason 2011, range statistic;
-    seeds are resampled independently).
+    confidence: at level α, keep those with p >= α (Hansen, Lunde and Nason 2011).
 
-    Policies that are equal in every seed stand and fall together.
+    Policies leave one by one, the worst first, while a max-T test over all pairs of those left
+    rejects that they are equal. The test is the sign-flip one, exact for few seeds; the authors'
+    bootstrap keeps all of twelve equal policies in a third of studies of six seeds where 95 % are
+    due (docs/statistics.md). Policies that are equal in every seed stand and fall together.
     """
     losses = np.asarray(losses, dtype=np.float64)
     if losses.ndim != 2 or losses.shape[1] != len(names) or len(losses) < 2:
@@ -74,22 +73,22 @@ def model_confidence_set(names: Sequence[str], losses: FloatArray) -> dict[str, 
             f"losses have shape {losses.shape} for {len(names)} policies: one column each, and at "
             "least 2 seeds"
         )
-    num_seeds = len(losses)
-    rng = keyed_generator(0, "model-confidence-set", num_seeds)
-    draws = rng.integers(0, num_seeds, (NUM_RESAMPLES, num_seeds))
-    mean, resampled = losses.mean(axis=0), losses[draws].mean(axis=1)
-    gap = mean[:, None] - mean[None, :]
-    off = (resampled[:, :, None] - resampled[:, None, :]) - gap
-    error = np.sqrt((off * off).mean(axis=0))
-    error = np.where(error > 1e-12, error, np.inf)  # equal in every seed: t is 0
-    t, t_resampled = gap / error, np.abs(off) / error
-    left, p_values, highest = list(range(len(names))), {}, 0.0
+    count = len(names)
+    first, second = np.triu_indices(count, 1)
+    d = losses[:, first] - losses[:, second]
+    size = np.sqrt((d * d).sum(axis=0))
+    size = np.where(size > 1e-12, size, np.inf)  # equal in every seed: the statistic is 0
+    flipped = np.abs(sign_flips(len(d)) @ (d / size))
+    t = np.zeros((count, count))
+    t[first, second] = d.sum(axis=0) / size
+    t -= t.T
+    left, p_values, highest = list(range(count)), {}, 0.0
     while len(left) > 1:
-        at = np.ix_(left, left)
-        observed = np.abs(t[at]).max()
-        p = float((t_resampled[:, at[0], at[1]].max(axis=(1, 2)) >= observed).mean())
+        within = np.isin(first, left) & np.isin(second, left)
+        largest = flipped[:, within].max(axis=1)
+        p = float((largest >= largest[0] * (1 - ROUNDING)).mean())
         highest = max(highest, p)
-        worst = t[at].max(axis=1)
+        worst = t[np.ix_(left, left)].max(axis=1)
         gone = [i for i, value in zip(left, worst, strict=True) if value >= worst.max() - 1e-12]
         if len(gone) == len(left):
             break

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart by colour-blind readers too
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_GREY = "#666666"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY = "#7a7a7a"  # seen on white and on black
 
 
 def forest(rows: Sequence[SummaryRow]) -> str:
@@ -31,22 +31,22 @@ def forest(rows: Sequence[SummaryRow]) -> str:
     pressures = list(dict.fromkeys(row.pressure for row in shown))
     labels = list(dict.fromkeys(row.label for row in shown))
     colours = signal_colours(rows)
-    figure = _figure(11.0, 0.9 + 0.24 * len(labels))
+    figure = new_figure(11.0, 0.9 + 0.24 * len(labels))
     axes = figure.subplots(1, len(pressures), sharey=True, squeeze=False)[0]
     for ax, pressure in zip(axes, pressures, strict=True):
         ax.axvline(0, color="black", lw=0.8)
         for row in (row for row in shown if row.pressure == pressure):
             d, y = row.difference, len(labels) - 1 - labels.index(row.label)
             assert d is not None
-            colour = colours.get(row.signal, _GREY)
+            colour = colours.get(row.signal, GREY)
             ax.plot([d.low, d.high], [y, y], color=colour, lw=1.6, solid_capstyle="butt")
             ax.plot(d.mean, y, "o", ms=5, color=colour, mfc=colour if d.excludes_zero else "white")
         lifo = next(r for r in rows if r.pressure == pressure and r.policy == BASELINE)
         ax.set_title(f"{pressure}: LIFO breaches {lifo.breach:.1%}", fontsize=10)
         ax.set_xlabel("breach minus LIFO, percentage points")
-        _quiet(ax)
+        quiet(ax)
     axes[0].set_yticks(range(len(labels)), labels[::-1])
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def breach_and_gap(rows: Sequence[SummaryRow]) -> str:
@@ -55,11 +55,11 @@ def breach_and_gap(rows: Sequence[SummaryRow]) -> str:
     pressures = list(dict.fromkeys(row.pressure for row in rows))
     labels = list(dict.fromkeys(row.label for row in rows))
     colours = signal_colours(rows)
-    figure = _figure(11.0, 0.9 + 0.24 * len(labels))
+    figure = new_figure(11.0, 0.9 + 0.24 * len(labels))
     axes = figure.subplots(1, len(pressures), sharey=True, squeeze=False)[0]
     for ax, pressure in zip(axes, pressures, strict=True):
         for row in (row for row in rows if row.pressure == pressure):
-            y, colour = len(labels) - 1 - labels.index(row.label), colours.get(row.signal, _GREY)
+            y, colour = len(labels) - 1 - labels.index(row.label), colours.get(row.signal, GREY)
             pair = [100 * row.completed_only, 100 * row.breach]
             ax.plot(pair, [y, y], color=colour, lw=1.2, alpha=0.6)
             ax.plot(pair[0], y, "o", ms=5, mfc="white", color=colour)
@@ -68,9 +68,9 @@ def breach_and_gap(rows: Sequence[SummaryRow]) -> str:
         ax.set_title(pressure, fontsize=10)
         ax.set_xlabel("breach, % of accepted requests")
         ax.set_xlim(left=min(-0.5, ax.get_xlim()[0]))
-        _quiet(ax)
+        quiet(ax)
     axes[0].set_yticks(range(len(labels)), labels[::-1])
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def lengths_by_family(
@@ -79,47 +79,47 @@ def lengths_by_family(
     """Output lengths of each prompt family (left), and how far the repeats of one prompt lie
     apart, longest / shortest (right); families sorted by their median length."""
     order = sorted(lengths, key=lambda name: float(np.median(lengths[name])))
-    figure = _figure(11.0, 0.9 + 0.22 * len(order))
+    figure = new_figure(11.0, 0.9 + 0.22 * len(order))
     left, right = figure.subplots(1, 2, sharey=True)
     rng = np.random.default_rng(0)  # jitter for the eye only
     for y, name in enumerate(order):
         x = np.asarray(lengths[name])
-        left.plot(x, y + rng.uniform(-0.28, 0.28, len(x)), ".", ms=3, alpha=0.45, color=_COLOURS[0])
+        left.plot(x, y + rng.uniform(-0.28, 0.28, len(x)), ".", ms=3, alpha=0.45, color=COLOURS[0])
         left.plot(np.median(x), y, "|", ms=14, mew=2, color="black")
         ratios = np.asarray(spread[name])
         jitter = y + rng.uniform(-0.28, 0.28, len(ratios))
-        right.plot(ratios, jitter, ".", ms=4, alpha=0.6, color=_COLOURS[1])
-    left.axvline(cap_tokens, color=_GREY, lw=0.8, ls="--")
+        right.plot(ratios, jitter, ".", ms=4, alpha=0.6, color=COLOURS[1])
+    left.axvline(cap_tokens, color=GREY, lw=0.8, ls="--")
     left.set_xlabel(f"output tokens of a run (dashed: the cap, {cap_tokens})")
     right.set_xlabel("longest / shortest of the repeats of one prompt")
     right.set_xscale("log", base=2)
     right.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
     left.set_yticks(range(len(order)), order)
     for ax in (left, right):
-        _quiet(ax)
-    return _svg(figure)
+        quiet(ax)
+    return to_svg(figure)
 
 
 def signal_colours(rows: Sequence[SummaryRow]) -> dict[str, str]:
     """Return one colour for each signal, in the order the rows name them."""
     names = dict.fromkeys(row.signal for row in rows if row.signal != NO_SIGNAL)
-    return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
-def _figure(width_in: float, height_in: float) -> Figure:
+def new_figure(width_in: float, height_in: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
-def _quiet(ax: Axes) -> None:
+def quiet(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="x", lw=0.4, alpha=0.5)
     ax.tick_params(labelsize=8)
     ax.xaxis.label.set_fontsize(8)
 
 
-def _svg(figure: Figure) -> str:
+def to_svg(figure: Figure) -> str:
     import matplotlib as mpl
 
     buffer = io.StringIO()

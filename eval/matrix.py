@@ -296,7 +296,7 @@ def source_runs(config: MatrixConfig) -> list[DecodeRun]:
 
 def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
     """Run every cell of ``seed`` and write its task file (skipped when it is there already)."""
-    path = out_dir / "cells" / f"seed-{seed:03d}-{task_key(config, seed)}.parquet"
+    path = task_path(config, seed, out_dir)
     if path.exists():
         return path
     inputs = prepare_seed(config, source_runs(config), seed)
@@ -309,6 +309,11 @@ def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
             records.append((cell, result.records))
     write_task(path, cells, records)
     return path
+
+
+def task_path(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
+    """Return where the cells of ``seed`` lie once it is done; its records lie beside."""
+    return out_dir / "cells" / f"seed-{seed:03d}-{task_key(config, seed)}.parquet"
 
 
 def run_matrix(

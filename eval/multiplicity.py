@@ -17,7 +17,7 @@ from contracts.randomness import keyed_generator
 
 EXACT_UP_TO = 16  # seeds: 2^16 flips; more are sampled
 NUM_SAMPLED = 20_000
-_ROUNDING = 1e-9  # two sums of the same numbers in another order are a tie
+ROUNDING = 1e-9  # two sums of the same numbers in another order are a tie
 
 
 @lru_cache(maxsize=4)
@@ -54,7 +54,7 @@ def max_t(differences: FloatArray) -> FloatArray:
     flipped = np.abs(sign_flips(len(d)) @ d) / np.where(size > 0, size, 1.0)
     observed = flipped[0]
     highest = np.sort(flipped.max(axis=1))
-    as_high = len(highest) - np.searchsorted(highest, observed * (1 - _ROUNDING), side="left")
+    as_high = len(highest) - np.searchsorted(highest, observed * (1 - ROUNDING), side="left")
     return np.asarray(as_high / len(highest), dtype=np.float64)
 
 

@@ -16,10 +16,10 @@ from contracts.errors import InvalidInput
 from contracts.policy import FloatArray
 from contracts.randomness import keyed_generator
 from contracts.records import RequestRecord
+from eval.lives import ENDED, Lives, lives_of
 
 DEADLINES_S = tuple(float(d) for d in range(600, 1801, 30))
-NUM_RESAMPLES = 4_000
-_ENDED = ("completed", "length_capped")
+NUM_DRAWS = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,23 +52,28 @@ class Reversal:
 
 
 def rescore(records: Sequence[RequestRecord], deadlines_s: Sequence[float]) -> BreachCurve:
-    """Return breach and floor of the accepted tagged cohort at every deadline.
+    """Return breach and floor of the accepted tagged cohort; see :func:`rescore_lives`."""
+    return rescore_lives(lives_of(records), deadlines_s)
+
+
+def rescore_lives(lives: Lives, deadlines_s: Sequence[float] | FloatArray) -> BreachCurve:
+    """Return breach and floor of one engine run's cohort at every deadline.
 
     Raises InvalidInput where rescoring is not legal: a component read a deadline, or a request was
     not watched to the largest one; the error names the request and what to do.
     """
     deadlines = _checked(deadlines_s)
-    cohort = [r for r in records if r.cohort == "tagged" and r.state != "rejected"]
-    _check_legal(cohort, deadlines)
-    judged = [r for r in cohort if r.state != "withdrawn"]
-    if not judged:
+    _check_legal(lives, deadlines)
+    judged = lives.state != "withdrawn"
+    if not judged.any():
         raise InvalidInput("no accepted tagged request is left to judge: all were withdrawn")
-    latency_us = np.sort([_latency_us(record) for record in judged])
-    alone_us = np.sort([_microseconds(record.single_stream_s) for record in cohort])
+    latency_s = np.where(lives.has_ended, lives.end_s - lives.arrival_s, np.inf)
+    latency_us = np.sort(_microseconds(latency_s[judged]))  # inf: a breach at any deadline
+    alone_us = np.sort(_microseconds(lives.single_stream_s))
     at_us = np.round(deadlines * 1e6)
     met = np.searchsorted(latency_us, at_us, side="right")
     feasible = np.searchsorted(alone_us, at_us, side="right")
-    return BreachCurve(deadlines, 1.0 - met / len(judged), 1.0 - feasible / len(cohort))
+    return BreachCurve(deadlines, 1.0 - met / judged.sum(), 1.0 - feasible / len(lives))
 
 
 def difference_curve(
@@ -76,8 +81,10 @@ def difference_curve(
 ) -> DifferenceCurve:
     """Return the paired difference over seeds with a simultaneous (sup-t) band.
 
-    ``treatment`` and ``baseline`` hold one curve a seed, in the same order. Seeds are resampled
-    whole, the same for all deadlines; the band's width is the quantile of the largest |t|.
+    ``treatment`` and ``baseline`` hold one curve a seed, in the same order. The band's width is the
+    quantile of the largest |t| over all deadlines under a multivariate t law with the correlation
+    of the seeds' differences (Montiel Olea and Plagborg-Møller 2019). Resampling six seeds instead
+    meets samples almost without spread, and bands twenty times as wide.
     """
     if len(treatment) != len(baseline) or len(treatment) < 2:
         raise InvalidInput(
@@ -90,12 +97,7 @@ def difference_curve(
     d = 100.0 * np.array([a.breach - b.breach for a, b in pairs])
     count = len(d)
     mean, error = d.mean(axis=0), d.std(axis=0, ddof=1) / np.sqrt(count)
-    draws = keyed_generator(0, "sup-t", count).integers(0, count, (NUM_RESAMPLES, count))
-    resampled = d[draws]
-    errors = resampled.std(axis=1, ddof=1) / np.sqrt(count)
-    off = np.abs(resampled.mean(axis=1) - mean)
-    t = np.divide(off, errors, out=np.zeros_like(off), where=errors > 1e-12)
-    width = _at_least_t(float(np.quantile(t.max(axis=1), confidence)), count, confidence) * error
+    width = _largest_t(d, confidence) * error
     return DifferenceCurve(deadlines, mean, mean - width, mean + width, confidence)
 
 
@@ -140,59 +142,61 @@ def incidence_of(records: Sequence[RequestRecord], at_s: Sequence[float]) -> dic
     requests, by seconds since arrival; unfinished and withdrawn ones are censored."""
     cohort = [r for r in records if r.cohort == "tagged" and r.state != "rejected"]
     times = [(r.censor_s if r.end_s is None else r.end_s) - r.arrival_s for r in cohort]
-    causes = [1 if r.state in _ENDED else 2 if r.state == "failed" else 0 for r in cohort]
+    causes = [1 if r.state in ENDED else 2 if r.state == "failed" else 0 for r in cohort]
     return {
         "completed": cumulative_incidence(times, causes, at_s, 1),
         "failed": cumulative_incidence(times, causes, at_s, 2),
     }
 
 
-def _check_legal(cohort: Sequence[RequestRecord], deadlines: FloatArray) -> None:
+def _check_legal(lives: Lives, deadlines: FloatArray) -> None:
     largest = float(deadlines.max())
-    for record in cohort:
-        seen_s = record.deadline_seen
-        if seen_s is not None and deadlines.tolist() != [seen_s]:
+    for seen_s in np.unique(lives.deadline_seen[~np.isnan(lives.deadline_seen)]).tolist():
+        if deadlines.tolist() != [seen_s]:
             raise InvalidInput(
                 f"in the run of these records a policy read the deadline of {seen_s:g} s: they can "
                 "be scored at that deadline only; run again for each other one"
             )
-        watched_s = record.censor_s - record.arrival_s
-        if record.state == "unfinished" and watched_s < largest:
-            raise InvalidInput(
-                f"request {record.request_id!r} was watched for {watched_s:.1f} s, less than the "
-                f"largest deadline of {largest:.1f} s: ask for deadlines up to "
-                f"{watched_s:.1f} s, or run again with a longer drain"
-            )
-        if record.end_s is None or record.end_reason != "patience":
-            continue
-        waited_s = record.end_s - record.arrival_s
-        if record.state == "failed" and waited_s < largest:
-            raise InvalidInput(
-                f"request {record.request_id!r} ran out of patience after {waited_s:.1f} s, below "
-                f"the largest deadline of {largest:.1f} s: nobody knows when it would have ended; "
-                "ask for deadlines up to the patience"
-            )
+    watched_s = lives.censor_s - lives.arrival_s
+    for at in np.flatnonzero((lives.state == "unfinished") & (watched_s < largest))[:1]:
+        raise InvalidInput(
+            f"request {str(lives.request_id[at])!r} was watched for {watched_s[at]:.1f} s, less "
+            f"than the largest deadline of {largest:.1f} s: ask for deadlines up to "
+            f"{watched_s[at]:.1f} s, or run again with a longer drain"
+        )
+    waited_s = lives.end_s - lives.arrival_s
+    impatient = (lives.state == "failed") & (lives.end_reason == "patience")
+    for at in np.flatnonzero(impatient & (waited_s < largest))[:1]:
+        raise InvalidInput(
+            f"request {str(lives.request_id[at])!r} ran out of patience after "
+            f"{waited_s[at]:.1f} s, below the largest deadline of {largest:.1f} s: nobody knows "
+            "when it would have ended; ask for deadlines up to the patience"
+        )
 
 
-def _latency_us(record: RequestRecord) -> float:
-    if record.state in _ENDED and record.end_s is not None:
-        return _microseconds(record.end_s - record.arrival_s)
-    return np.inf  # failed or unfinished: a breach at any deadline
+def _microseconds(seconds: FloatArray) -> FloatArray:
+    return np.round(seconds * 1e6)
 
 
-def _microseconds(seconds: float) -> float:
-    return float(round(seconds * 1e6)) if np.isfinite(seconds) else np.inf
-
-
-def _at_least_t(quantile: float, count: int, confidence: float) -> float:
-    """A simultaneous band is never narrower than the pointwise interval; resamples without spread
-    (many equal seeds) could make it so."""
+def _largest_t(differences: FloatArray, confidence: float) -> float:
+    """Return the quantile of max |t| over the columns; never below that of one t, which the
+    simulated one could be where all columns move together."""
     from scipy import stats
 
-    return max(quantile, float(stats.t.ppf(0.5 + confidence / 2, count - 1)))
+    freedom = len(differences) - 1
+    pointwise = float(stats.t.ppf(0.5 + confidence / 2, freedom))
+    off = differences - differences.mean(axis=0)
+    size = np.sqrt((off * off).sum(axis=0))
+    moving = size > 1e-12
+    if not moving.any():
+        return pointwise
+    rng = keyed_generator(0, "sup-t", len(differences))
+    normal = rng.normal(size=(NUM_DRAWS, len(differences))) @ (off[:, moving] / size[moving])
+    scale = np.sqrt(rng.chisquare(freedom, NUM_DRAWS) / freedom)
+    return max(pointwise, float(np.quantile(np.abs(normal).max(axis=1) / scale, confidence)))
 
 
-def _checked(deadlines_s: Sequence[float]) -> FloatArray:
+def _checked(deadlines_s: Sequence[float] | FloatArray) -> FloatArray:
     deadlines = np.asarray(deadlines_s, dtype=np.float64)
     if not deadlines.size or not np.all(np.isfinite(deadlines) & (deadlines > 0)):
         raise InvalidInput(f"deadlines are {list(deadlines_s)}: give finite seconds above 0")

@@ -24,6 +24,9 @@ from eval.verdicts import Verdict, judge
 
 Rule = tuple[str, str]  # policy, signal
 PARTS = ("low breach", "beyond")
+YOUNG_BIASED = ("lifo", "least-computed", "sglang-retract")
+"""Rules that evict who was admitted last or holds least; ``young(depth)`` is graded apart."""
+NOT_YOUNG_BIASED = ("fifo", "most-computed", "largest-kv", "random")
 
 
 def label(rule: Rule) -> str:
@@ -165,7 +168,7 @@ def _compare(
                 lifo_breach=float(table.breach[:, at].mean()) / 100,
                 floor=float(np.mean([c.score.floor for c in own])),
                 difference=bootstrap_t_interval(differences[:, column]),
-                verdict=judge(differences[:, column], p, margin_pp),
+                verdict=judge(differences[:, column], p, margin_pp, num_tests=len(others)),
                 correlation=_correlation(table.breach[:, i], table.breach[:, at]),
                 preemptions_per_1000=float(np.mean([c.preemptions_per_1000 for c in own])),
                 recompute_tax=float(np.mean([c.recompute_tax for c in own])),
@@ -212,7 +215,12 @@ def grid_rows(study: StudyResult, part: str) -> list[GridRow]:
                 breach=float(losses[:, i].mean()) / 100,
                 within=within_grid(by_cell),
                 across=across_grid(by_cell, clusters) if many else None,
-                verdict=judge(differences[:, i], p_values.get(i, 1.0), study.margin_pp),
+                verdict=judge(
+                    differences[:, i],
+                    p_values.get(i, 1.0),
+                    study.margin_pp,
+                    num_tests=max(1, len(others)),
+                ),
                 wins=int((means < 0).sum()),
                 ties=int((means == 0).sum()),
                 losses=int((means > 0).sum()),
@@ -254,6 +262,17 @@ def contrast(
     return Contrast(
         part, tuple(first), tuple(second), within_grid(by_cell), float(max_t(seeds[:, None])[0])
     )
+
+
+def planned_contrast(study: StudyResult, part: str) -> Contrast | None:
+    """Return the contrast fixed beforehand: young-biased rules against the others that read no
+    signal, as far as the study has them."""
+    have = study.config.policies
+    first, second = (
+        [(name, NO_SIGNAL) for name in names if name in have]
+        for names in (YOUNG_BIASED, NOT_YOUNG_BIASED)
+    )
+    return contrast(study, part, first, second)
 
 
 def dose_response(study: StudyResult, part: str) -> list[tuple[float, Interval]]:

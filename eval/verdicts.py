@@ -40,13 +40,19 @@ class Verdict:
 
 
 def judge(
-    differences: Sequence[float] | FloatArray, p_value: float, margin: float, *, alpha: float = 0.05
+    differences: Sequence[float] | FloatArray,
+    p_value: float,
+    margin: float,
+    *,
+    num_tests: int = 1,
+    alpha: float = 0.05,
 ) -> Verdict:
     """Return the verdict on breach differences (treatment - baseline, percentage points) of seeds.
 
     Equivalence goes first: a difference known to be smaller than the margin is no reason to switch,
-    however sure its sign. Lower breach is better. Raises InvalidInput for a margin that is not
-    above 0.
+    however sure its sign. Lower breach is better. ``num_tests`` is the size of the family that
+    ``p_value`` was adjusted for; the minimum detectable effect allows for it (Bonferroni). Raises
+    InvalidInput for a margin that is not above 0.
     """
     if not 0.0 < margin < np.inf:
         raise InvalidInput(f"the equivalence margin is {margin} pp: set it above 0 beforehand")
@@ -57,7 +63,7 @@ def judge(
         word = "equivalent"
     elif p_value <= alpha:
         word = "better" if d.mean() < 0 else "worse"
-    mde = minimum_detectable_effect(float(d.std(ddof=1)), len(d), alpha=alpha)
+    mde = minimum_detectable_effect(float(d.std(ddof=1)), len(d), alpha=alpha / num_tests)
     return Verdict(word, p_value, equivalence_p, margin, mde)
 
 

@@ -14,6 +14,7 @@ from preemptbench.cli_demo import demo
 from preemptbench.cli_env import env
 from preemptbench.cli_oracle import oracle
 from preemptbench.cli_profiles import profiles
+from preemptbench.cli_report import compare, report, rescore
 from preemptbench.cli_runs import runs
 from preemptbench.cli_simulate import policies, simulate
 from preemptbench.cli_study import study
@@ -31,8 +32,8 @@ def cli() -> None:
 
 
 for command in (
-    demo, collect, runs, oracle, train, score, simulate, study, policies, profiles, validate,
-    calibrate, env,
+    demo, collect, runs, oracle, train, score, simulate, study, report, rescore, compare, policies,
+    profiles, validate, calibrate, env,
 ):  # fmt: skip
     cli.add_command(command)
 

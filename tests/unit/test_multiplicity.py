@@ -117,7 +117,7 @@ def losses(effects: list[float], seeds: int = 30) -> FloatArray:
 def test_the_confidence_set_equals_archs() -> None:
     bootstrap = pytest.importorskip("arch.bootstrap")
     pd = pytest.importorskip("pandas")
-    table = losses([0.0, 0.2, 0.5, 1.5])
+    table = losses([0.0, 0.2, 0.5, 1.5], seeds=80)  # sign flips and bootstrap agree with many
     mcs = bootstrap.MCS(
         pd.DataFrame(table), size=0.1, reps=4000, block_size=1, method="R",
         bootstrap="circular", seed=1,
@@ -126,7 +126,7 @@ def test_the_confidence_set_equals_archs() -> None:
     ours = model_confidence_set("abcd", table)
     theirs = mcs.pvalues["Pvalue"]
     for i, name in enumerate("abcd"):
-        # two bootstraps of 2,000 and 4,000: a p is known to about .02
+        # 4,000 resamples know a p to about .015; flips and resamples differ by about .01
         assert ours[name] == pytest.approx(theirs.loc[i], abs=0.04)
 
 

@@ -1,0 +1,314 @@
+"""The report of a study: one HTML page, the same in Markdown, and every table as CSV and Parquet.
+
+Everything comes from what is stored; only the two timelines run an engine, once, and are kept.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from pathlib import Path
+
+from contracts.errors import PreemptBenchError
+from contracts.files import atomic_write_text
+from eval.matrix import Pressure
+from eval.one_cell import OneCell, run_one_cell
+from eval.report import Section, contents, figure, paragraph, write_report
+from eval.signal_sources import NO_SIGNAL
+from eval.stored import StoredStudy, load_study, store_study
+from eval.study import BASELINE, StudyResult
+from eval.study_figures import (
+    by_pressure,
+    deadline_curves,
+    dose_lines,
+    grid_forest,
+    highlights,
+    ladder_points,
+    pilot_lines,
+)
+from eval.study_rescoring import LIFO
+from eval.study_summary import PARTS, Comparison, label
+from eval.study_tables import (
+    StudyNumbers,
+    all_tables,
+    breach_table,
+    cluster_table,
+    contrast_table,
+    cost_table,
+    dose_table,
+    grid_table,
+    ladder,
+    ladder_table,
+    overview_table,
+    pilot_table,
+    rescoring_table,
+    reversal_table,
+    study_numbers,
+    three_sentences,
+)
+from eval.tables import Table, html_table, markdown_table, write_tables
+from eval.timeline_figure import write_timeline_figure
+from serving_sim.profile import load_profile
+from serving_sim.timeline import StepSeries
+
+TITLE = "What signal does preemption need?"
+PAGE, MARKDOWN = "report.html", "report.md"
+OnStep = Callable[[str, int, int], None]
+
+
+def write_study_report(
+    study: StudyResult, out_dir: Path, command: str, on_step: OnStep = lambda *_: None
+) -> Path:
+    """Store ``study`` in ``out_dir`` (study.json) and write its report; return the page's path.
+
+    ``command`` is the command line that made it, shown as it is.
+    """
+    store_study(study, out_dir, command)
+    return render_study(load_study(out_dir), on_step)
+
+
+def render_study(stored: StoredStudy, on_step: OnStep = lambda *_: None) -> Path:
+    """Write report.html, report.md and tables/ beside a stored study; return the page's path.
+
+    ``on_step`` hears a stage, how much of it is done, and how much it is.
+    """
+    numbers = study_numbers(stored, on_step)
+    tables = all_tables(numbers)
+    write_tables(tables, stored.out_dir / "tables")
+    sections = [
+        _differences(numbers),
+        _breach(numbers),
+        _regime(numbers),
+        _doses(numbers),
+        _signals(numbers),
+        _rescoring(numbers),
+        _cost(numbers),
+        Section("Timelines of one contrasting cell", _timelines(numbers, on_step)),
+        Section("What is not covered", _list(_not_covered(numbers))),
+        _manifest(numbers),
+    ]
+    links = Section("Contents", contents(sections))
+    page = stored.out_dir / PAGE
+    lead = "\n".join(three_sentences(numbers))
+    write_report(page, _title(numbers), lead, [links, *sections])
+    atomic_write_text(stored.out_dir / MARKDOWN, _markdown(numbers, tables))
+    return page
+
+
+def _title(numbers: StudyNumbers) -> str:
+    return f"{TITLE} Study “{numbers.stored.study.config.name}”"
+
+
+def _differences(numbers: StudyNumbers) -> Section:
+    parts = []
+    if any(numbers.grid.values()):
+        caption = (
+            "Each rule's mean paired difference in breach to LIFO. Left of the line is less breach "
+            "than LIFO. Thick: 95 % for these cells and new seeds; thin: for new sources. Filled "
+            "points: the thick interval excludes 0. Grey: rules that read no signal; a colour for "
+            "each signal."
+        )
+        parts.append(figure(grid_forest(numbers.grid), caption))
+    return Section("Paired differences", "".join([*parts, html_table(grid_table(numbers))]))
+
+
+def _breach(numbers: StudyNumbers) -> Section:
+    table = breach_table(numbers)
+    parts = [html_table(overview_table(numbers))]
+    for source in dict.fromkeys(row[0] for row in table.rows):
+        rows = tuple(row[1:] for row in table.rows if row[0] == source)
+        own = Table(table.name, table.caption, table.columns[1:], rows)
+        parts.append(
+            f"<details><summary>{html.escape(str(source))}: every rule</summary>"
+            f"{html_table(own)}</details>"
+        )
+    return Section("Breach by source and pressure", "".join(parts))
+
+
+def _regime(numbers: StudyNumbers) -> Section:
+    study = numbers.stored.study
+    rows = numbers.grid[PARTS[0]] or numbers.grid[PARTS[1]]
+    parts = []
+    if rows and numbers.comparisons:
+        caption = (
+            "How the difference to LIFO moves with load. Lines: mean over sources; dots: each "
+            "source. Up to six rules: those that read a signal, then least and most breach without."
+        )
+        parts.append(figure(by_pressure(numbers.comparisons, highlights(rows)), caption))
+    caption = (
+        "LIFO on pilot seeds, which no result uses. Cells below the dashed boundary form the "
+        "low-breach regime."
+    )
+    parts.append(figure(pilot_lines(study.sources, study.config.boundary), caption))
+    parts.append(html_table(pilot_table(numbers)))
+    empty = [part for part in PARTS if not numbers.grid[part]]
+    parts += [paragraph(f"{part}: no cell of this grid, so nothing to group.") for part in empty]
+    parts += [html_table(cluster_table(numbers)), html_table(contrast_table(numbers))]
+    return Section("Regime and clusters", "".join(parts))
+
+
+def _doses(numbers: StudyNumbers) -> Section:
+    if not any(numbers.doses.values()):
+        text = "No young(depth) rule ran in a comparable cell, so there is no response to show."
+        return Section("Dose-response over the victim's age", paragraph(text))
+    caption = (
+        "The older the victim, the further right. If youth were what protects deadlines, the line "
+        "would rise from left to right."
+    )
+    body = figure(dose_lines(numbers.doses), caption) + html_table(dose_table(numbers))
+    return Section("Dose-response over the victim's age", body)
+
+
+def _signals(numbers: StudyNumbers) -> Section:
+    title = "What a better signal buys"
+    rungs = {part: ladder(numbers.grid[part]) for part in PARTS}
+    if not any(rungs.values()):
+        return Section(title, paragraph("No rule that reads a signal ran in a comparable cell."))
+    caption = (
+        "One rule, longest-remaining, under each signal: below 0 it breaches less than LIFO, which "
+        "needs no signal. The step from age-km to clairvoyant is all that knowing lengths can add."
+    )
+    return Section(title, figure(ladder_points(rungs), caption) + html_table(ladder_table(numbers)))
+
+
+def _rescoring(numbers: StudyNumbers) -> Section:
+    parts = []
+    rows = numbers.grid[PARTS[0]] or numbers.grid[PARTS[1]]
+    if rows:
+        caption = (
+            "Difference to LIFO at every deadline with bands that hold for all deadlines at once; "
+            "below, LIFO's own breach and the floor. A rule reverses where its whole band changes "
+            "sides."
+        )
+        deadlines_s = numbers.curves.deadlines_s
+        drawn = deadline_curves(numbers.part_curves, highlights(rows), deadlines_s)
+        parts.append(figure(drawn, caption))
+    reversed_ = reversal_table(numbers)
+    parts.append(html_table(rescoring_table(numbers)))
+    parts.append(
+        html_table(reversed_) if reversed_.rows else paragraph("No rule reverses anywhere.")
+    )
+    for rule in dict.fromkeys(refusal.rule for refusal in numbers.curves.refusals):
+        mine = [refusal for refusal in numbers.curves.refusals if refusal.rule == rule]
+        text = f"Not rescored: {label(rule)} in {len(mine)} cells: {mine[0].reason}."
+        parts.append(paragraph(text))
+    return Section("Other deadlines", "".join(parts))
+
+
+def _cost(numbers: StudyNumbers) -> Section:
+    return Section("Recompute tax and preemptions", html_table(cost_table(numbers)))
+
+
+def _timelines(numbers: StudyNumbers, on_step: OnStep) -> str:
+    chosen = _contrasting(numbers)
+    if chosen is None:
+        return paragraph("No rule was compared with LIFO, so there is no contrast to show.")
+    parts = []
+    for policy, signal in (LIFO, chosen.rule):
+        try:
+            svg, title = _timeline(numbers, chosen, policy, signal, on_step)
+        except PreemptBenchError as error:
+            return paragraph(f"Not drawn: {error}.")
+        parts.append(figure(svg, f"{title}: KV in use, requests running and waiting, evictions."))
+    d = chosen.difference
+    lead = (
+        f"{chosen.source} at KV pressure {chosen.pressure}, where {label(chosen.rule)} is furthest "
+        f"from LIFO ({d.mean:+.1f} pp over all seeds); one seed of it under both rules."
+    )
+    return paragraph(lead) + "".join(parts)
+
+
+def _contrasting(numbers: StudyNumbers) -> Comparison | None:
+    """Return the comparison furthest from 0, in the low-breach regime if there is one."""
+    inside = [c for c in numbers.comparisons if c.in_regime] or numbers.comparisons
+    return max(inside, key=lambda c: abs(c.difference.mean), default=None)
+
+
+def _timeline(
+    numbers: StudyNumbers, where: Comparison, policy: str, signal: str, on_step: OnStep
+) -> tuple[str, str]:
+    """Return the drawing and its title; it is kept in timelines/, and drawn when not there."""
+    source = next(s for s in numbers.stored.study.sources if s.source.name == where.source)
+    at = next(i for i, p in enumerate(source.matrix.pressures) if p.name == where.pressure)
+    pressure: Pressure = source.matrix.pressures[at]
+    cell = OneCell(policy, signal, pressure, 0)
+    named = f"{source.out_dir.name}-{pressure.name}-{policy}-{signal}"
+    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in named)
+    path = numbers.stored.out_dir / "timelines" / f"{safe}.svg"
+    if not path.exists():
+        on_step("timeline", 0, 1)
+        series = StepSeries(pressure.num_blocks - 1)
+        _, result = run_one_cell(source.matrix, cell, series.step)
+        series.finish(result)
+        write_timeline_figure(series, path, cell.title)
+        on_step("timeline", 1, 1)
+    text = path.read_text(encoding="utf-8")
+    return text[text.index("<svg") :], cell.title
+
+
+def _not_covered(numbers: StudyNumbers) -> list[str]:
+    config = numbers.stored.study.config
+    kinds = {source.source.kind for source in numbers.stored.study.sources}
+    origin = {
+        "parametric": "Some lengths are drawn from fitted laws (parametric): they carry what was "
+        "fitted, not more, and no text, so no text predictor is scored on them.",
+        "sampled": "Some run logs were sampled, not decoded at temperature zero: their oracle is "
+        "one of sampled runs, and says nothing about temperature zero.",
+    }
+    return [
+        *(text for kind, text in origin.items() if kind in kinds),
+        f"One engine with the step times of {load_profile(config.profile).name}: no router, no "
+        "replicas, no disaggregated prefill, no speculative decoding.",
+        "Open loop: arrivals do not react to the service, and nobody gives up waiting.",
+        f"One load of about {config.concurrency:g} requests at once and one shape of arrivals; "
+        "pressure is set by the KV pool alone.",
+        "Verdicts hold at one deadline; the section on other deadlines shows which would move.",
+        "An interval for new sources treats sources as a sample; families share training data and "
+        "habits, so it may still be too narrow.",
+        "Rules of this study are not all rules: a hindsight search over victims is another study.",
+    ]
+
+
+def _manifest(numbers: StudyNumbers) -> Section:
+    lines = [f"{name}: {value}" for name, value in _facts(numbers).items()]
+    inputs = [f"{digest[:16]}  {name}" for name, digest in numbers.stored.inputs.items()]
+    body = f"<pre>{html.escape(numbers.stored.command)}</pre>{_list(lines)}"
+    hashes = html.escape("\n".join(inputs))
+    body += f"<details><summary>Inputs and their sha256</summary><pre>{hashes}</pre></details>"
+    return Section("Command and manifest", body)
+
+
+def _facts(numbers: StudyNumbers) -> dict[str, str]:
+    stored, config = numbers.stored, numbers.stored.study.config
+    profile = load_profile(config.profile)
+    return {
+        "study": config.name,
+        "seeds": f"0 to {config.num_seeds - 1} judged; {config.num_pilots} pilot seeds apart",
+        "deadline": f"{config.deadline_s:g} s, watched for {config.observe_s:g} s",
+        "equivalence margin": f"{stored.study.margin_pp:g} pp, set before any comparison",
+        "cohort": f"{config.num_tagged} scored requests a run after {config.num_warmup} warm-up",
+        "policies": ", ".join(config.policies),
+        "signals": ", ".join((NO_SIGNAL, *config.signals)),
+        "baseline": BASELINE,
+        "step times": f"{profile.name} ({profile.source})",
+        "semantics (sha256 of the code)": stored.semantics[:16],
+        "versions": ", ".join(f"{name} {value}" for name, value in stored.versions.items()),
+    }
+
+
+def _list(lines: list[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _markdown(numbers: StudyNumbers, tables: list[Table]) -> str:
+    """Return verdict, short tables and manifest; the long tables are named, not repeated."""
+    parts = [f"# {_title(numbers)}", *three_sentences(numbers)]
+    for table in tables:
+        if table.name in ("breach", "curves"):
+            parts.append(f"The table of {len(table.rows)} rows is in tables/{table.name}.csv.")
+        elif table.rows:
+            parts.append(f"## {table.name.capitalize()}\n\n{markdown_table(table)}")
+    parts.append("## What is not covered\n\n" + "\n".join(f"- {t}" for t in _not_covered(numbers)))
+    facts = "\n".join(f"- {name}: {value}" for name, value in _facts(numbers).items())
+    parts.append(f"## Command and manifest\n\n    {numbers.stored.command}\n\n{facts}")
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,507 @@
+"""What a study's report is made of: every number once, and the tables and sentences it becomes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.cells import Cell
+from eval.intervals import Interval
+from eval.stored import StoredStudy
+from eval.study_rescoring import (
+    LIFO,
+    RuleCurve,
+    StudyCurves,
+    cell_curves,
+    legal_deadlines,
+    part_curves,
+    rescore_study,
+)
+from eval.study_summary import (
+    PARTS,
+    Comparison,
+    Contrast,
+    GridRow,
+    Rule,
+    compare_cells,
+    dose_response,
+    grid_rows,
+    label,
+    planned_contrast,
+)
+from eval.tables import Column, Table, Value
+
+RULE_OF_SIGNALS = "longest-remaining"  # the one rule under which signals are compared
+_SHOWN_DEADLINES_S = (600.0, 900.0, 1200.0, 1500.0, 1800.0)
+_INTERVAL = (
+    Column("difference_pp", "vs LIFO, pp", "pp"),
+    Column("low_pp", "95 % low", "pp"),
+    Column("high_pp", "high", "pp"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StudyNumbers:
+    """All that the report says, computed once. Mappings by part of the grid (study_summary.PARTS)
+    hold empty lists, or None, for a part without cells."""
+
+    stored: StoredStudy
+    comparisons: list[Comparison]
+    grid: Mapping[str, list[GridRow]]
+    contrasts: Mapping[str, Contrast | None]
+    doses: Mapping[str, list[tuple[float, Interval]]]
+    curves: StudyCurves
+    part_curves: Mapping[str, list[RuleCurve]]
+    reversing_cells: list[RuleCurve]
+
+
+def study_numbers(
+    stored: StoredStudy, on_step: Callable[[str, int, int], None] = lambda *_: None
+) -> StudyNumbers:
+    """Compute everything; ``on_step`` hears a stage, how much of it is done, and how much it is."""
+    study = stored.study
+    curves = rescore_study(
+        stored, legal_deadlines(stored), lambda done, total: on_step("records", done, total)
+    )
+    on_step("statistics", 0, 1)
+    numbers = StudyNumbers(
+        stored=stored,
+        comparisons=compare_cells(study),
+        grid={part: grid_rows(study, part) for part in PARTS},
+        contrasts={part: planned_contrast(study, part) for part in PARTS},
+        doses={part: dose_response(study, part) for part in PARTS},
+        curves=curves,
+        part_curves={part: part_curves(curves, part) for part in PARTS},
+        reversing_cells=[curve for curve in cell_curves(curves) if curve.reversals],
+    )
+    on_step("statistics", 1, 1)
+    return numbers
+
+
+def ladder(rows: Sequence[GridRow]) -> list[GridRow]:
+    """Return the rows of the one rule under which signals are compared, as the study lists them."""
+    return [row for row in rows if row.rule[0] == RULE_OF_SIGNALS]
+
+
+def all_tables(numbers: StudyNumbers) -> list[Table]:
+    """Return every table of the report, in its order."""
+    return [
+        grid_table(numbers),
+        overview_table(numbers),
+        breach_table(numbers),
+        pilot_table(numbers),
+        cluster_table(numbers),
+        contrast_table(numbers),
+        dose_table(numbers),
+        ladder_table(numbers),
+        rescoring_table(numbers),
+        curve_table(numbers),
+        reversal_table(numbers),
+        cost_table(numbers),
+    ]
+
+
+def grid_table(numbers: StudyNumbers) -> Table:
+    """Return each rule over each part of the grid, with letters and confidence set."""
+    rows: list[tuple[Value, ...]] = []
+    for part in PARTS:
+        for row in sorted(numbers.grid[part], key=lambda row: row.breach):
+            is_lifo = row.rule == LIFO
+            rows.append(
+                (
+                    part,
+                    label(row.rule),
+                    row.num_cells,
+                    row.breach,
+                    *_interval(None if is_lifo else row.within),
+                    *_interval(None if is_lifo else row.across)[1:],
+                    None if is_lifo else row.verdict.p_value,
+                    "baseline" if is_lifo else str(row.verdict),
+                    *((None,) * 3 if is_lifo else (row.wins, row.ties, row.losses)),
+                    row.letters,
+                    row.confidence_set_p >= 0.05,
+                )
+            )
+    columns = (
+        Column("part", "part"), Column("rule", "policy / signal"),
+        Column("num_cells", "cells", "count"), Column("breach", "breach", "share"), *_INTERVAL,
+        Column("across_low_pp", "across low", "pp"), Column("across_high_pp", "high", "pp"),
+        Column("p", "p (max-T)", "p"), Column("verdict", "verdict"),
+        Column("wins", "wins", "count"), Column("ties", "ties", "count"),
+        Column("losses", "losses", "count"), Column("letters", "letters"),
+        Column("in_confidence_set", "in set"),
+    )  # fmt: skip
+    caption = (
+        "Each rule over all cells of a part, least breach first. The first interval holds for "
+        "these cells and new seeds, the second for new sources. Rules that share a letter do not "
+        "differ at 5 %; 'in set': not ruled out as the best."
+    )
+    return Table("grid", caption, columns, tuple(rows))
+
+
+def overview_table(numbers: StudyNumbers) -> Table:
+    """Return one row for each cell of the grid: LIFO, its floor, and the least and most breach."""
+    by_cell: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    for comparison in numbers.comparisons:
+        by_cell[comparison.source, comparison.pressure].append(comparison)
+    lifo = _means(numbers, lambda cell: (cell.policy, cell.signal) == LIFO)
+    rows: list[tuple[Value, ...]] = []
+    for (source, pressure, _), scores in lifo.items():
+        found = by_cell[source, pressure]
+        least = min(found, key=lambda c: c.breach, default=None)
+        most = max(found, key=lambda c: c.breach, default=None)
+        gap = 100 * (scores["breach"] - scores["completed_only"])
+        rows.append(
+            (source, pressure, scores["breach"], scores["completed_only"], gap, scores["floor"])
+            + ((label(least.rule), least.breach) if least else (None, None))
+            + ((label(most.rule), most.breach) if most else (None, None))
+            + tuple(sum(c.verdict.word == w for c in found) for w in _WORDS)
+        )
+    columns = (
+        Column("source", "source"), Column("pressure", "KV pressure"),
+        Column("lifo_breach", "LIFO breach", "share"),
+        Column("completed_only", "completed only", "share"),
+        Column("gap_pp", "hidden, pp", "pp"), Column("floor", "floor", "share"),
+        Column("least_rule", "least breach"), Column("least_breach", "its breach", "share"),
+        Column("most_rule", "most breach"), Column("most_breach", "its breach", "share"),
+        *(Column(word, word, "count") for word in _WORDS),
+    )  # fmt: skip
+    caption = (
+        "Each cell of the grid at the study's deadline. 'Completed only' is LIFO's score if "
+        "requests that never ended were left out, 'hidden' how much that flatters. The last four "
+        "columns count rules by their verdict against LIFO in this cell."
+    )
+    return Table("overview", caption, columns, tuple(rows))
+
+
+_WORDS = ("better", "worse", "equivalent", "inconclusive")
+
+
+def breach_table(numbers: StudyNumbers) -> Table:
+    """Return every rule in every cell of the grid."""
+    found = {(c.source, c.pressure, c.rule): c for c in numbers.comparisons}
+    rows: list[tuple[Value, ...]] = []
+    for key, s in _means(numbers, lambda _: True).items():
+        source, pressure, rule = key
+        c = found.get(key)
+        word = "baseline" if rule == LIFO else "not comparable"
+        rows.append(
+            (
+                source,
+                pressure,
+                label(rule),
+                s["breach"],
+                s["floor"],
+                s["completed_only"],
+                100 * (s["breach"] - s["completed_only"]),
+                *_interval(c.difference if c else None),
+                c.verdict.p_value if c else None,
+                str(c.verdict) if c else word,
+                c.correlation if c else None,
+                *(s[name] for name in _COUNTS),
+            )
+        )
+    columns = (
+        Column("source", "source"), Column("pressure", "pressure"),
+        Column("rule", "policy / signal"), Column("breach", "breach", "share"),
+        Column("floor", "floor", "share"), Column("completed_only", "completed only", "share"),
+        Column("gap_pp", "hidden, pp", "pp"), *_INTERVAL, Column("p", "p (max-T)", "p"),
+        Column("verdict", "verdict"), Column("correlation", "corr. with LIFO", "number"),
+        *(Column(f"mean_{name}", name, "number") for name in _COUNTS),
+    )  # fmt: skip
+    caption = (
+        "Breach with its floor (requests that would be late alone) and the score over completed "
+        "requests only; outcome counts are means over seeds and add up to the accepted ones."
+    )
+    return Table("breach", caption, columns, tuple(rows))
+
+
+_COUNTS = ("met", "late", "failed", "unfinished", "withdrawn", "accepted", "rejected")
+
+
+def _means(
+    numbers: StudyNumbers, wanted: Callable[[Cell], bool]
+) -> dict[tuple[str, str, Rule], dict[str, float]]:
+    """Return seed means of scores, by source, pressure and rule, in the study's order."""
+    names = ("breach", "floor", "completed_only", *_COUNTS)
+    out: dict[tuple[str, str, Rule], list[Cell]] = defaultdict(list)
+    for source in numbers.stored.study.sources:
+        for cell in filter(wanted, source.cells):
+            out[source.source.name, cell.pressure, (cell.policy, cell.signal)].append(cell)
+    return {
+        key: {n: float(np.mean([getattr(c.score, n) for c in cells])) for n in names}
+        for key, cells in out.items()
+    }
+
+
+def pilot_table(numbers: StudyNumbers) -> Table:
+    """Return what the pilot seeds settled for each cell of the grid."""
+    study = numbers.stored.study
+    rows: list[tuple[Value, ...]] = [
+        (s.source.name, s.source.kind, p.name, p.num_blocks, ratio, breach, floor, inside)
+        for s in study.sources
+        for p, ratio, breach, floor, inside in zip(
+            s.matrix.pressures,
+            s.pilot.kv_ratio,
+            s.pilot.lifo_breach,
+            s.pilot.floor,
+            s.pilot.in_regime(study.config.boundary),
+            strict=True,
+        )
+    ]
+    columns = (
+        Column("source", "source"), Column("kind", "lengths"), Column("pressure", "pressure"),
+        Column("num_blocks", "KV blocks", "count"), Column("kv_ratio", "offered KV load", "number"),
+        Column("pilot_lifo_breach", "LIFO on pilots", "share"),
+        Column("pilot_floor", "floor", "share"), Column("in_regime", "in the regime"),
+    )  # fmt: skip
+    caption = (
+        f"Settled on {study.config.num_pilots} pilot seeds that no result uses: a cell belongs to "
+        f"the low-breach regime when LIFO breaches less than {study.config.boundary:.0%} there. "
+        "Pressure 1 is where it crosses that line."
+    )
+    return Table("pilots", caption, columns, tuple(rows))
+
+
+def cluster_table(numbers: StudyNumbers) -> Table:
+    """Return which rules belong together in each part."""
+    rows: list[tuple[Value, ...]] = [
+        (part, label(row.rule), row.breach, row.letters, row.confidence_set_p)
+        for part in PARTS
+        for row in sorted(numbers.grid[part], key=lambda row: row.breach)
+    ]
+    columns = (
+        Column("part", "part"), Column("rule", "policy / signal"),
+        Column("breach", "breach", "share"), Column("letters", "letters"),
+        Column("best_p", "p of being the best", "p"),
+    )  # fmt: skip
+    caption = (
+        "Clusters, least breach first: rules that share a letter do not differ at 5 % (all pairs "
+        "are one family). The best is, with 95 % confidence, among the rules whose p is at least "
+        ".05."
+    )
+    return Table("clusters", caption, columns, tuple(rows))
+
+
+def contrast_table(numbers: StudyNumbers) -> Table:
+    """Return the planned contrast of both parts."""
+    rows: list[tuple[Value, ...]] = [
+        (part, _names(c.first), _names(c.second), *_interval(c.within), c.p_value)
+        for part, c in numbers.contrasts.items()
+        if c is not None
+    ]
+    columns = (
+        Column("part", "part"), Column("young_biased", "young-biased"),
+        Column("others", "less the others"),
+        Column("difference_pp", "difference, pp", "pp"), *_INTERVAL[1:], Column("p", "p", "p"),
+    )  # fmt: skip
+    caption = (
+        "The planned contrast: mean breach of rules that evict the youngest, less that of the "
+        "other rules without a signal. One test a part, so p is not adjusted."
+    )
+    return Table("contrast", caption, columns, tuple(rows))
+
+
+def dose_table(numbers: StudyNumbers) -> Table:
+    """Return the difference to LIFO for each depth of ``young``."""
+    rows: list[tuple[Value, ...]] = [
+        (part, depth, *_interval(interval))
+        for part, doses in numbers.doses.items()
+        for depth, interval in doses
+    ]
+    columns = (Column("part", "part"), Column("depth", "depth", "number"), *_INTERVAL)
+    caption = (
+        "young(depth) evicts the request at that depth of the running ones: 0 is the youngest, as "
+        "LIFO does, 1 the oldest."
+    )
+    return Table("dose", caption, columns, tuple(rows))
+
+
+def ladder_table(numbers: StudyNumbers) -> Table:
+    """Return the signals under one rule."""
+    rows: list[tuple[Value, ...]] = [
+        (part, row.rule[1], row.breach, *_interval(row.within), str(row.verdict))
+        for part in PARTS
+        for row in ladder(numbers.grid[part])
+    ]
+    columns = (
+        Column("part", "part"), Column("signal", "signal"), Column("breach", "breach", "share"),
+        *_INTERVAL, Column("verdict", "verdict"),
+    )  # fmt: skip
+    caption = (
+        f"One rule, {RULE_OF_SIGNALS}, fed by each signal; without any it cannot choose, and LIFO "
+        "is what an engine does. 'clairvoyant' reads the executing run's own length: a bound, not "
+        "a choice."
+    )
+    return Table("signals", caption, columns, tuple(rows))
+
+
+def rescoring_table(numbers: StudyNumbers) -> Table:
+    """Return the curves at a few deadlines, as one row for each rule and deadline."""
+    return _curves(numbers, "rescoring", _SHOWN_DEADLINES_S)
+
+
+def curve_table(numbers: StudyNumbers) -> Table:
+    """Return the curves at every deadline."""
+    return _curves(numbers, "curves", numbers.curves.deadlines_s.tolist())
+
+
+def _curves(numbers: StudyNumbers, name: str, wanted_s: Sequence[float]) -> Table:
+    deadlines_s = numbers.curves.deadlines_s
+    rows: list[tuple[Value, ...]] = []
+    for part in PARTS:
+        for curve in numbers.part_curves[part]:
+            for at in np.flatnonzero(np.isin(deadlines_s, wanted_s)).tolist():
+                d = curve.difference
+                band = (float(d.mean[at]), float(d.low[at]), float(d.high[at])) if d else ()
+                rows.append(
+                    (
+                        part,
+                        label(curve.rule),
+                        float(deadlines_s[at]),
+                        float(curve.breach[at]),
+                        float(curve.floor[at]),
+                        *(band or (None,) * 3),
+                    )
+                )
+    columns = (
+        Column("part", "part"), Column("rule", "policy / signal"),
+        Column("deadline_s", "deadline, s", "seconds"), Column("breach", "breach", "share"),
+        Column("floor", "floor", "share"), *_INTERVAL,
+    )  # fmt: skip
+    caption = (
+        "Breach at other deadlines, from the same stored runs (legal because no rule read a "
+        "deadline). Bands hold for all deadlines of a rule at once."
+    )
+    return Table(name, caption, columns, tuple(rows))
+
+
+def reversal_table(numbers: StudyNumbers) -> Table:
+    """Return every reversal, over the parts and in single cells."""
+    over_parts = [curve for part in PARTS for curve in numbers.part_curves[part]]
+    rows: list[tuple[Value, ...]] = [
+        (curve.where, label(curve.rule), r.negative_at_s, r.positive_at_s)
+        for curve in (*over_parts, *numbers.reversing_cells)
+        for r in curve.reversals
+    ]
+    columns = (
+        Column("where", "where"), Column("rule", "policy / signal"),
+        Column("better_at_s", "below LIFO at, s", "seconds"),
+        Column("worse_at_s", "above LIFO at, s", "seconds"),
+    )  # fmt: skip
+    caption = (
+        "Reversals: the band lies below 0 at one deadline and above 0 at another. In single cells "
+        "each band holds at 95 % for itself, so a few of many are chance."
+    )
+    return Table("reversals", caption, columns, tuple(rows))
+
+
+def cost_table(numbers: StudyNumbers) -> Table:
+    """Return preemptions and what they cost, by rule, over each part."""
+    inside = {cell: PARTS[0] if low else PARTS[1] for cell, low in numbers.curves.in_regime.items()}
+    groups: dict[tuple[str, Rule], list[Cell]] = defaultdict(list)
+    for source in numbers.stored.study.sources:
+        for cell in source.cells:
+            part = inside[source.source.name, cell.pressure]
+            groups[part, (cell.policy, cell.signal)].append(cell)
+    rows: list[tuple[Value, ...]] = []
+    for part in PARTS:
+        for (where, rule), cells in groups.items():
+            if where == part:
+                computed = sum(c.computed_tokens for c in cells)
+                rows.append(
+                    (
+                        part,
+                        label(rule),
+                        float(np.mean([c.score.breach for c in cells])),
+                        float(np.mean([c.preemptions_per_1000 for c in cells])),
+                        float(np.mean([c.recompute_tax for c in cells])),
+                        sum(c.cache_hit_tokens for c in cells) / max(1, computed),
+                        sum(c.signal_fallbacks for c in cells) / len(cells),
+                    )
+                )
+    columns = (
+        Column("part", "part"), Column("rule", "policy / signal"),
+        Column("breach", "breach", "share"),
+        Column("preemptions_per_1000", "preemptions / 1000 requests", "count"),
+        Column("recompute_tax", "recompute tax", "share"),
+        Column("soft_hits", "soft hits", "share"),
+        Column("fallbacks_per_run", "fallbacks / run", "number"),
+    )  # fmt: skip
+    caption = (
+        "Recompute tax: tokens computed a second time, of all computed. Soft hits: tokens found "
+        "again in blocks not yet overwritten, for each computed one. Fallbacks: answers that a "
+        "signal could not give from its own data."
+    )
+    return Table("cost", caption, columns, tuple(rows))
+
+
+def three_sentences(numbers: StudyNumbers) -> list[str]:
+    """Return the verdict: the regime, the signals, and beyond the regime."""
+    low, beyond = (_part_sentence(numbers, part) for part in PARTS)
+    return [low, _signal_sentence(numbers), beyond]
+
+
+def _part_sentence(numbers: StudyNumbers, part: str) -> str:
+    config = numbers.stored.study.config
+    where = f"Where LIFO breaches {'less than' if part == PARTS[0] else 'at least'} "
+    where += f"{config.boundary:.0%} (pilot seeds)"
+    rows = numbers.grid[part]
+    if not rows:
+        return f"{where} there is no cell in this grid, so nothing is said about it."
+    others = [row for row in rows if row.rule != LIFO]
+    lifo = next(row for row in rows if row.rule == LIFO)
+    if not others:
+        return f"{where}, LIFO is the only rule of this study."
+    words = Counter(row.verdict.word for row in others)
+    margin = numbers.stored.study.margin_pp
+    counts = (
+        f"{words['better']} better, {words['worse']} worse, {words['equivalent']} equivalent "
+        f"within {margin:g} pp and {words['inconclusive']} inconclusive"
+    )
+    best = min(others, key=lambda row: row.breach)
+    contrast = numbers.contrasts[part]
+    young = (
+        f"; young-biased rules less the others without a signal: {_pp(contrast.within)}"
+        if contrast is not None
+        else ""
+    )
+    return (
+        f"{where}, over {_plural(lifo.num_cells, 'cell')}, LIFO breaches {lifo.breach:.1%} and of "
+        f"{_plural(len(others), 'other rule')} {counts}; the least breach has {label(best.rule)} "
+        f"({_pp(best.within)}, {best.verdict}){young}."
+    )
+
+
+def _signal_sentence(numbers: StudyNumbers) -> str:
+    parts = []
+    for part in PARTS:
+        rungs = ladder(numbers.grid[part])
+        if rungs:
+            said = ", ".join(f"{r.rule[1]} {_pp(r.within)} ({r.verdict})" for r in rungs)
+            parts.append(f"{'in the regime' if part == PARTS[0] else 'beyond it'} {said}")
+    if not parts:
+        return f"{RULE_OF_SIGNALS} is not in this study, so nothing is said about signals."
+    return f"With a signal, {RULE_OF_SIGNALS} is, against LIFO, {'; '.join(parts)}."
+
+
+def _pp(interval: Interval) -> str:
+    return f"{interval.mean:+.1f} pp [{interval.low:+.1f}, {interval.high:+.1f}]"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _names(rules: Sequence[Rule]) -> str:
+    return ", ".join(map(label, rules))
+
+
+def _interval(interval: Interval | None) -> tuple[Value, Value, Value]:
+    if interval is None or math.isnan(interval.mean):
+        return None, None, None
+    return interval.mean, interval.low, interval.high
