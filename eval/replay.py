@@ -96,7 +96,9 @@ class _Prompter:
         at = running.index(wanted) if wanted in running else self._rule.victim_of(views)
         self.running.append(running)
         self.victims.append(running[at])
-        return (np.arange(len(running)) == at).astype(np.float64)
+        scores: FloatArray = np.zeros(len(running))
+        scores[at] = 1.0
+        return scores
 
 
 def replay(case: ReplayCase, script: Script) -> Replay:
