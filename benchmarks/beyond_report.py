@@ -138,10 +138,12 @@ def _starred(found: Interval) -> str:
 
 
 def _agreement(first: Cells, other: Cells, load: str) -> float:
-    """Return Kendall's tau-b of the rules' mean breaches under two settings, same sources."""
+    """Return Kendall's tau-b of the rules' mean breaches under two settings, on equal sources and
+    seeds."""
     from scipy import stats
 
-    first = {source: first[source] for source in other}
+    seeds = {cell.seed for own in other.values() for cell in own}
+    first = {name: [cell for cell in first[name] if cell.seed in seeds] for name in other}
     pairs = [[mean_breach(own, load, rule) for rule in rules_of(first)] for own in (first, other)]
     return float(stats.kendalltau(*pairs).statistic)
 

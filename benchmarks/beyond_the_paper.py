@@ -57,6 +57,7 @@ FEW_RULES = (
 )  # fmt: skip
 LOADS = (0.8, 1.0, 1.2)
 SMALL_CAP_TOKENS = 4096
+SLOW_SEEDS = 3
 # at the paper preset's 64 and 900 s, DeepSeek-R1 breaches 20 % without any preemption
 LARGE = replace(
     PAPER, name="large", policies=RULES, signals=("age-km", "clairvoyant"), pressures=LOADS,
@@ -73,10 +74,10 @@ SMALL = replace(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a variant changes; everything else, the pool included, is as in the first one. What only
-    the step engine follows is run on the first of the sources."""
+    the step engine follows is run on the first source and fewer seeds (``is_slow``)."""
 
     name: str
-    num_sources: int = 2
+    is_slow: bool = False
     engine: EngineConfig = PAPER.engine
     arrival_cv: float = 1.0
     faults: FaultSource | None = None
@@ -106,14 +107,14 @@ SETTINGS = (
     Setting(name="watermark 10 %", engine=_engine(watermark=0.10)),
     Setting(name="prefix caching off", engine=_engine(enable_prefix_caching=False)),
     Setting(name="bursts (cv 3)", arrival_cv=3.0),
-    Setting(name="async scheduling", num_sources=1, engine=_engine(async_scheduling=True)),
-    Setting(name="SGLang's scheduler", num_sources=1, engine=_engine(sglang=SglangSettings())),
+    Setting(name="async scheduling", is_slow=True, engine=_engine(async_scheduling=True)),
+    Setting(name="SGLang's scheduler", is_slow=True, engine=_engine(sglang=SglangSettings())),
     Setting(
         name="offload at 25 GB/s",
-        num_sources=1,
+        is_slow=True,
         engine=_engine(offload=OffloadSettings(bytes_per_s=25e9)),
     ),
-    Setting(name="faults", num_sources=1, faults=_FAULTS),
+    Setting(name="faults", is_slow=True, faults=_FAULTS),
 )
 
 
@@ -232,9 +233,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = chosen.part or ["rules", "settings", "hindsight"]
     figures: Path = chosen.figures or chosen.out
     figures.mkdir(parents=True, exist_ok=True)
-    seeds = {"num_seeds": 2, "num_pilots": 2} if chosen.quick else {}
-    for line in _parts(chosen, parts, replace(LARGE, **seeds), replace(SMALL, **seeds), figures):
+    large, small = (_quick(c) if chosen.quick else c for c in (LARGE, SMALL))
+    for line in _parts(chosen, parts, large, small, figures):
         print(line)
+
+
+def _quick(config: StudyConfig) -> StudyConfig:
+    return replace(config, num_seeds=2, num_pilots=2)
 
 
 def _parts(
@@ -262,9 +267,10 @@ def _parts(
                 arrival_cv=setting.arrival_cv,
                 faults=setting.faults,
                 pressures=(matrix.pressures[0], matrix.pressures[-1]),
+                num_seeds=min(SLOW_SEEDS, small.num_seeds) if setting.is_slow else small.num_seeds,
             )
             for setting in SETTINGS
-            for name, matrix in list(by_source.items())[: setting.num_sources]
+            for name, matrix in list(by_source.items())[: 1 if setting.is_slow else None]
         }
         cells = run_cells(varied, out, jobs, "settings")
         yield from print_settings(cells)
