@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from contracts.errors import InvalidInput, unknown_name
 from contracts.policy import Policy, from_rows
 
@@ -88,9 +90,11 @@ def load_policy(spec: str) -> Policy:
     )
 
 
-def _policy(name: str, *, reads_signal: bool = False) -> Callable[[EitherPolicy], EitherPolicy]:
+def _policy(
+    name: str, *, reads_signal: bool = False, reads_deadline: bool = False
+) -> Callable[[EitherPolicy], EitherPolicy]:
     def add(score: EitherPolicy) -> EitherPolicy:
-        register(Policy(name, score, reads_signal=reads_signal, row=score))
+        register(Policy(name, score, reads_signal, reads_deadline, row=score))
         return score
 
     return add
@@ -154,6 +158,104 @@ def longest_remaining(view: EitherView) -> EitherScore:
 def shortest_remaining(view: EitherView) -> EitherScore:
     """The one with fewest tokens still to come."""
     return -view.remaining
+
+
+@_policy("least-generated")
+def least_generated(view: EitherView) -> EitherScore:
+    """The one that wrote least: age alone, without the prompt that sunk work counts too."""
+    return -1.0 * view.generated_tokens
+
+
+@_policy("most-generated")
+def most_generated(view: EitherView) -> EitherScore:
+    """The one that wrote most."""
+    return 1.0 * view.generated_tokens
+
+
+@_policy("remaining-times-sunk", reads_signal=True)
+def remaining_times_sunk(view: EitherView) -> EitherScore:
+    """The one that would hold most KV for longest."""
+    return view.remaining * view.computed_tokens
+
+
+@_policy("remaining-per-sunk", reads_signal=True)
+def remaining_per_sunk(view: EitherView) -> EitherScore:
+    """The one with most tokens still to come for each token that must be computed again."""
+    return view.remaining / _sunk(view)
+
+
+@_policy("most-slack", reads_signal=True, reads_deadline=True)
+def most_slack(view: EitherView) -> EitherScore:
+    """The one that could wait longest and still meet its deadline."""
+    return _slack_s(view)
+
+
+@_policy("slack-per-sunk", reads_signal=True, reads_deadline=True)
+def slack_per_sunk(view: EitherView) -> EitherScore:
+    """The one with most slack for each token that must be computed again."""
+    return _slack_s(view) / _sunk(view)
+
+
+@_policy("doomed-first", reads_signal=True, reads_deadline=True)
+def doomed_first(view: EitherView) -> EitherScore:
+    """Who misses its deadline even undisturbed; the last admitted among them, or else of all."""
+    return view.admission_seq + _MAJOR * (_slack_s(view) < 0.0)
+
+
+@_policy("doomed-then-slack", reads_signal=True, reads_deadline=True)
+def doomed_then_slack(view: EitherView) -> EitherScore:
+    """Who misses its deadline even undisturbed; or else ``slack-per-sunk``."""
+    return _slack_s(view) / _sunk(view) + _MAJOR * (_slack_s(view) < 0.0)
+
+
+@_policy("goodspeed-bid", reads_signal=True, reads_deadline=True)
+def goodspeed_bid(view: EitherView) -> EitherScore:
+    """The lowest bid, where a bid is remaining tokens / steps to the deadline (GoodSpeed, 7dc55e3;
+    that the lowest goes is our reading). A deadline that is over counts as 1 ms ahead."""
+    left_s = np.maximum(view.deadline_s - view.now_s, 1e-3)
+    return -view.remaining * view.recent_tpot_s / left_s
+
+
+@_policy("bidkv")
+def bidkv(view: EitherView) -> EitherScore:
+    """The largest utility of BidKV (intellistream/bidkv 96ab63e, selector.py): sunk work over
+    1 + 0.5 x share written + 0.3 x preemptions."""
+    worn = 0.5 * _written(view) + 0.3 * view.num_preemptions
+    return view.computed_tokens / (1.000001 + worn)
+
+
+@_policy("reclaimable-unfinished")
+def reclaimable_unfinished(view: EitherView) -> EitherScore:
+    """Most blocks a token x share of max_tokens unwritten (vLLM PR #56897; all blocks are one's
+    own here, so the first factor is near 1 / block size)."""
+    total = np.maximum(1.0, view.prompt_tokens + view.generated_tokens)
+    return view.kv_blocks / total * (1.0 - _written(view))
+
+
+@_policy("most-budget-left")
+def most_budget_left(view: EitherView) -> EitherScore:
+    """The most of max_tokens unwritten, for want of a length (vLLM PR #36980, read as SRPT)."""
+    return 1.0 * (view.max_tokens - view.generated_tokens)
+
+
+@_policy("spare-evicted")
+def spare_evicted(view: EitherView) -> EitherScore:
+    """The last admitted of those evicted least; beyond three it counts no more (the bound of vLLM
+    PR #51574's boost against ping-pong)."""
+    return view.admission_seq - _MAJOR * np.minimum(3.0, view.num_preemptions)
+
+
+def _slack_s(view: EitherView) -> EitherScore:
+    """Seconds to spare before the deadline, if the request runs on undisturbed."""
+    return view.deadline_s - view.now_s - view.remaining * view.recent_tpot_s
+
+
+def _written(view: EitherView) -> EitherScore:
+    return np.minimum(1.0, view.generated_tokens / np.maximum(1.0, view.max_tokens))
+
+
+def _sunk(view: EitherView) -> EitherScore:
+    return np.maximum(1.0, view.computed_tokens)  # who was just admitted has computed nothing
 
 
 def young(depth: float) -> Policy:

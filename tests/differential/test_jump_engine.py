@@ -106,7 +106,8 @@ OWN_POLICIES = {
 }
 POLICY_NAMES = (
     "", "lifo", "fifo", "random", "young(0.4)", "largest-kv", "least-computed", "most-computed",
-    "sglang-retract", "priority", "longest-remaining", "shortest-remaining", *OWN_POLICIES,
+    "sglang-retract", "priority", "longest-remaining", "shortest-remaining",
+    "remaining-per-sunk", "slack-per-sunk", "doomed-first", "spare-evicted", *OWN_POLICIES,
 )  # fmt: skip
 
 

@@ -28,9 +28,15 @@ PROFILE = AffineProfile("test", 0.008, 1e-4, 2e-8, 1e-5)
 CAP = 60
 SIGNAL_FREE = (
     "lifo", "fifo", "random", "largest-kv", "least-computed", "most-computed", "sglang-retract",
-    "priority", "young(0.25)", "young(0.5)",
+    "priority", "young(0.25)", "young(0.5)", "least-generated", "most-generated", "bidkv",
+    "reclaimable-unfinished", "most-budget-left", "spare-evicted",
 )  # fmt: skip
-SIGNAL_READERS = ("longest-remaining", "shortest-remaining")
+SIGNAL_READERS = (
+    "longest-remaining", "shortest-remaining", "remaining-times-sunk", "remaining-per-sunk",
+)  # fmt: skip
+DEADLINE_READERS = (
+    "most-slack", "slack-per-sunk", "doomed-first", "doomed-then-slack", "goodspeed-bid",
+)  # fmt: skip
 EVERY_POLICY = SIGNAL_FREE + SIGNAL_READERS
 
 laws = settings(
@@ -118,7 +124,7 @@ def logged(
 
 
 @laws
-@given(workloads, configs, policy_names)
+@given(workloads, configs, st.sampled_from(EVERY_POLICY + DEADLINE_READERS))
 def test_every_request_ends_once_and_every_token_is_counted(
     workload: Workload, config: EngineConfig, policy: str
 ) -> None:
@@ -235,6 +241,13 @@ def test_a_signal_changes_nothing_for_who_does_not_read_it(
 ) -> None:
     expected = run(workload, config, policy, signal=None)
     assert run(workload, config, policy, signal=clairvoyant_grid(workload, bias)) == expected
+
+
+@pytest.mark.parametrize("policy", DEADLINE_READERS)
+def test_whose_rule_reads_deadlines_has_them_marked_as_seen(policy: str) -> None:
+    workload = make_workload(5, 12, tagged_only=True)
+    result = run(workload, EngineConfig(num_blocks=24), policy)
+    assert [record.deadline_seen for record in result.records] == workload.deadline_s.tolist()
 
 
 @laws

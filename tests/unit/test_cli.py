@@ -61,10 +61,13 @@ def test_help_names_every_verb() -> None:
 def test_policies_lists_every_rule_and_says_which_read_a_signal() -> None:
     listed = json.loads(_cli("policies", "--json").stdout)
     assert {"lifo", "priority", "young(depth)", "longest-remaining"} <= set(listed)
-    assert [name for name, facts in listed.items() if facts["reads_signal"]] == [
-        "longest-remaining",
-        "shortest-remaining",
-    ]
+    with_signal = {name for name, facts in listed.items() if facts["reads_signal"]}
+    with_deadline = {name for name, facts in listed.items() if facts["reads_deadline"]}
+    assert {"longest-remaining", "shortest-remaining", "remaining-per-sunk"} <= with_signal
+    assert with_deadline == {
+        "most-slack", "slack-per-sunk", "doomed-first", "doomed-then-slack", "goodspeed-bid",
+    }  # fmt: skip
+    assert not {"lifo", "random", "young(depth)", "bidkv"} & (with_signal | with_deadline)
 
 
 def test_unknown_policy_offers_the_nearest(run_log: Path, tmp_path: Path) -> None:

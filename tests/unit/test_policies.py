@@ -45,10 +45,38 @@ def test_a_built_in_keeps_the_contract(name: str) -> None:
         ("lifo", 2), ("fifo", 0), ("random", 0), ("largest-kv", 1), ("least-computed", 2),
         ("most-computed", 1), ("sglang-retract", 1), ("priority", 1), ("longest-remaining", 1),
         ("shortest-remaining", 2), ("young(0.1)", 2), ("young(0.5)", 1), ("young(1)", 0),
+        ("least-generated", 1), ("most-generated", 0), ("remaining-times-sunk", 1),
+        ("remaining-per-sunk", 1), ("most-slack", 2), ("slack-per-sunk", 2), ("doomed-first", 2),
+        ("doomed-then-slack", 2), ("goodspeed-bid", 2), ("bidkv", 1),
+        ("reclaimable-unfinished", 0), ("most-budget-left", 1), ("spare-evicted", 2),
     ],
 )  # fmt: skip
 def test_whom_a_built_in_evicts(name: str, victim: int) -> None:
     assert int(np.argmax(get_policy(name).score(views_from_rows(RUNNING)))) == victim
+
+
+@pytest.mark.parametrize("name", ["doomed-first", "doomed-then-slack"])
+def test_who_cannot_be_in_time_goes_before_all(name: str) -> None:
+    late = [
+        RUNNING[0]._replace(remaining=450.0),
+        RUNNING[1]._replace(remaining=450.0),
+        RUNNING[2],  # in time; the youngest, with most slack for what it sank
+    ]
+    scores = get_policy(name).score(views_from_rows(late))
+    assert int(np.argmax(scores)) == 1
+    assert int(np.argmax(get_policy("slack-per-sunk").score(views_from_rows(late)))) == 2
+
+
+def test_who_was_evicted_is_spared_up_to_three_times() -> None:
+    counts = (0, 3, 7)
+    rows = [row._replace(num_preemptions=n) for row, n in zip(RUNNING, counts, strict=True)]
+    scores = get_policy("spare-evicted").score(views_from_rows(rows))
+    assert scores.argsort().tolist() == [1, 2, 0]
+
+
+def test_a_passed_deadline_is_the_highest_bid() -> None:
+    rows = [RUNNING[0], RUNNING[1]._replace(deadline_s=0.5), RUNNING[2]]
+    assert int(np.argmin(get_policy("goodspeed-bid").score(views_from_rows(rows)))) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
