@@ -144,8 +144,8 @@ class VllmBench:
             waiting -= {output.request_id for output in self.engine.step()}
         if waiting:
             raise InvalidInput(
-                f"{shape}: {len(waiting)} of {shape.num_decodes} requests did not start decoding in "
-                "vLLM; lower --max-batch or --max-context"
+                f"{shape}: {len(waiting)} of {shape.num_decodes} requests did not start decoding "
+                "in vLLM; lower --max-batch or --max-context"
             )
 
     def _put_prefill(self, shape: StepShape, budget: int) -> None:
