@@ -1,6 +1,7 @@
 """Calibrate 8B-class models on one GPU within eight minutes: profiles, figures, one summary.
 
     python -m benchmarks.calibrate_gpu [--out DIR] [--budget-s 450] [--models llama-3.1-8b ...]
+        [--backend torch|paged|vllm]
 
 Into --out (default: $OUT, else out/calibrate_gpu) go, for each model, NAME.jsonl (every timed step,
 as it is timed), NAME.json (the profile), NAME.png (measured, fitted, roofline, errors), and, after
