@@ -49,7 +49,7 @@ class Formula:
 
     @staticmethod
     def seconds(shape: StepShape) -> float:
-        chunk, prefix, decodes, context = shape
+        chunk, prefix, decodes, context, _ = shape
         rows = shape.tokens if shape.tokens <= 128 else -(-shape.tokens // 128) * 128
         compute = 2 * MODEL.num_parameters * rows / (0.65 * PEAK.flops_per_s)
         weights = MODEL.weight_bytes / (0.85 * PEAK.bytes_per_s)

@@ -1,6 +1,7 @@
 """Calibrate 8B-class models on one GPU within eight minutes: profiles, figures, one summary.
 
     python -m benchmarks.calibrate_gpu [--out DIR] [--budget-s 450] [--models llama-3.1-8b ...]
+        [--backend torch|paged|vllm]
 
 Into --out (default: $OUT, else out/calibrate_gpu) go, for each model, NAME.jsonl (every timed step,
 as it is timed), NAME.json (the profile), NAME.png (measured, fitted, roofline, errors), and, after
@@ -27,8 +28,9 @@ from typing import Any
 
 from contracts.errors import PreemptBenchError
 from contracts.files import atomic_write_text
-from serving_sim.calibration.adaptive import CalibrationSettings, time_grid
-from serving_sim.calibration.bench import BenchConfig, open_bench
+from serving_sim.calibration.adaptive import CalibrationSettings, time_steps
+from serving_sim.calibration.backends import open_bench
+from serving_sim.calibration.bench_config import BACKENDS, BenchConfig
 from serving_sim.calibration.grid import AXES, Grid
 from serving_sim.calibration.roofline import gpu_peak, step_roofline_s
 from serving_sim.calibration.run import (
@@ -77,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=default)
     parser.add_argument("--budget-s", type=float, default=450.0)
     parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "qwen3-8b"])
+    parser.add_argument("--backend", default="torch", choices=BACKENDS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--fuse", action="store_true", help="torch.compile norms and MLP")
@@ -90,7 +93,13 @@ def _arguments() -> argparse.Namespace:
 
 def _plan(args: argparse.Namespace, model: str, budget_s: float) -> CalibrationPlan:
     return CalibrationPlan(
-        bench=BenchConfig(model=model, dtype=args.dtype, device=args.device, fuse=args.fuse),
+        bench=BenchConfig(
+            model=model,
+            backend=args.backend,
+            dtype=args.dtype,
+            device=args.device,
+            fuse=args.fuse,
+        ),
         max_batch=args.max_batch,
         max_context_tokens=args.max_context,
         max_chunk_tokens=args.max_chunk,
@@ -124,14 +133,17 @@ def _beside_the_roofline(outcome: Outcome) -> dict[str, Any]:
 
 
 def _timings_only(plan: CalibrationPlan, out: Path) -> dict[str, Any]:
-    """Time the coarse grid, then one with every gap halved, as far as the budget goes."""
+    """Time the coarse grid, uneven batches where the backend takes them, then the grid with every
+    gap halved, as far as the budget goes."""
     deadline_s = time.monotonic() + plan.settings.budget_s
     grid = plan.grid
     dense = _halved(grid)
     bench = open_bench(plan.bench, grid.shapes())
     journal = open_journal(bench, dense, journal_path(out))
+    first = [*grid.shapes(), *(grid.uneven() if bench.takes_uneven else ())]
     whole = all(
-        time_grid(bench, wanted, journal, deadline_s, _progress) for wanted in (grid, dense)
+        time_steps(bench, grid, shapes, journal, deadline_s, _progress)
+        for shapes in (first, dense.shapes())
     )
     journal.add_clock_state(bench.clock_state)
     return {

@@ -12,7 +12,7 @@ from contracts.errors import InvalidInput
 from preemptbench.options import to_json
 from preemptbench.progress import Bar
 from serving_sim.calibration.adaptive import CalibrationSettings
-from serving_sim.calibration.bench import BenchConfig
+from serving_sim.calibration.bench_config import BACKENDS, BenchConfig
 from serving_sim.calibration.roofline import gpu_peak
 from serving_sim.calibration.run import (
     CalibrationPlan,
@@ -39,6 +39,11 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--model", default="llama-3.1-8b", show_default=True,
             help=f"{', '.join(SHAPES)}; a config.json or a folder with one; or a Hugging Face id, "
             "of which the config alone is fetched. Weights are random.",
+        ),
+        click.option(
+            "--backend", default=_BENCH.backend, show_default=True,
+            help=f"Whose steps: {', '.join(BACKENDS)} (the model over contiguous caches; "
+            "transformers' continuous batching; a vLLM engine).",
         ),
         click.option("--dtype", default=_BENCH.dtype, show_default=True),
         click.option(
@@ -140,6 +145,7 @@ def calibrate(
 def _plan(given: dict[str, Any]) -> CalibrationPlan:
     bench = BenchConfig(
         model=given["model"],
+        backend=given["backend"],
         dtype=given["dtype"],
         device=given["device"],
         attention=given["attention"],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
-from serving_sim.calibration.bench import StepBench
+from serving_sim.calibration.bench_config import StepBench
 from serving_sim.calibration.grid import AXES, Grid
 from serving_sim.calibration.journal import Journal, Outcome
 from serving_sim.calibration.result import (
@@ -19,7 +19,7 @@ from serving_sim.calibration.result import (
     ProfileT,
     measurements,
     median_error,
-    mixed_probes,
+    probes_of,
     work_of,
 )
 from serving_sim.calibration.steps import StepDoesNotFit, StepShape
@@ -110,17 +110,19 @@ def calibrate(
     journal: Journal,
     settings: CalibrationSettings,
     *,
+    uneven: Sequence[StepShape] = (),
     started_s: float | None = None,
     on_step: OnStep = silent,
 ) -> Calibration[ProfileT]:
     """Return the profile of ``bench`` over ``grid`` and how well it predicts.
 
+    ``uneven`` steps are timed after the coarse grid and fitted to no table.
     ``started_s`` is the time.monotonic() from which the budget counts (default: now). Raises
     InvalidInput when the budget ends before the coarse grid is timed; a second start goes on.
     """
     begin_s = time.monotonic() if started_s is None else started_s
     session = _Session(bench, grid, journal, begin_s + settings.budget_s, on_step)
-    _take_coarse_grid(session, settings.budget_s)
+    _take_coarse_grid(session, settings.budget_s, uneven)
     rounds: list[list[Probe]] = []
     profile = session.fit(fit)
     stopped = f"after {settings.max_rounds} rounds"
@@ -145,16 +147,17 @@ def calibrate(
         measured=measurements(session.taken),
         skipped={s: why for s, why in session.taken.items() if isinstance(why, str)},
         rounds=rounds,
-        mixed=mixed_probes(session.taken, profile),
+        mixed=probes_of("mixed", session.taken, profile),
+        uneven=probes_of("uneven", session.taken, profile),
         stopped=stopped,
         wall_s=time.monotonic() - begin_s,
         notes=list(journal.notes),
     )
 
 
-def _take_coarse_grid(session: _Session, budget_s: float) -> None:
+def _take_coarse_grid(session: _Session, budget_s: float, uneven: Sequence[StepShape]) -> None:
     try:
-        session.take_all(session.grid.shapes())
+        session.take_all([*session.grid.shapes(), *uneven])
     except _OutOfTime:
         raise InvalidInput(
             f"the budget of {budget_s:g} s ended after {len(session.taken)} of "
@@ -200,13 +203,18 @@ def _is_met(probes: Sequence[Probe], target: float) -> bool:
     )
 
 
-def time_grid(
-    bench: StepBench, grid: Grid, journal: Journal, deadline_s: float, on_step: OnStep = silent
+def time_steps(
+    bench: StepBench,
+    grid: Grid,
+    shapes: Sequence[StepShape],
+    journal: Journal,
+    deadline_s: float,
+    on_step: OnStep = silent,
 ) -> bool:
-    """Time the steps of ``grid`` into ``journal`` and fit nothing; say whether there was time for
+    """Time ``shapes`` of ``grid`` into ``journal`` and fit nothing; say whether there was time for
     all of them. ``deadline_s`` is on the clock of time.monotonic()."""
     try:
-        _Session(bench, grid, journal, deadline_s, on_step).take_all(grid.shapes())
+        _Session(bench, grid, journal, deadline_s, on_step).take_all(shapes)
     except _OutOfTime:
         return False
     return True
@@ -229,7 +237,13 @@ def refit(
             f"{len(missing)} steps of the grid were not timed; the fit bridges them"
         )
     result = calibrate(
-        _NoBench(room_tokens), grid, fit, journal, settings, started_s=begin_s - settings.budget_s
+        _NoBench(room_tokens),
+        grid,
+        fit,
+        journal,
+        settings,
+        uneven=[shape for shape in journal.outcomes if shape.surface == "uneven"],
+        started_s=begin_s - settings.budget_s,
     )
     result.wall_s = time.monotonic() - begin_s
     if result.stopped == _BUDGET_USED:

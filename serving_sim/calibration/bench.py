@@ -7,12 +7,14 @@ of each request, and the greedy choice of the next token.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from contracts.errors import InvalidInput, missing_dependency, unknown_name
+from contracts.errors import InvalidInput, missing_dependency
 from serving_sim.calibration import attention
+from serving_sim.calibration.bench_config import BenchConfig
 from serving_sim.calibration.capacity import ModelFacts, arena_tokens, model_facts
 from serving_sim.calibration.clocks import ClockLog, open_clock_log
 from serving_sim.calibration.device import free_bytes, resolve_device
@@ -26,62 +28,20 @@ from serving_sim.calibration.timing import (
     Run,
     Timer,
     Timing,
-    TimingRules,
     measure,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _TRIAL = StepShape(2, 2, 2, 4)
 
 
-class StepBench(Protocol):
-    """Anything that can time steps: a model on a device, or an engine."""
-
-    @property
-    def room_tokens(self) -> int:
-        """Tokens of KV there is room for."""
-        ...
-
-    def time(self, shape: StepShape) -> Timing:
-        """Return the time of a step; raises StepDoesNotFit."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchConfig:
-    """What is timed, and how.
-
-    ``attention`` names the kernel of scaled_dot_product_attention: flash, math, or auto (flash for
-    16-bit types on a GPU, torch's choice elsewhere). Steps of up to ``graph_max_tokens`` tokens
-    replay a captured CUDA graph, larger ones are launched eagerly, as vLLM does by default; 0 takes
-    every step eagerly. ``fuse`` compiles norms and feed-forward parts (torch.compile).
-    ``memory_share`` of the free memory may be used. ``flush_l2`` empties the
-    cache before each run: only for models whose weights would stay in it.
-    """
-
-    model: str
-    dtype: str = "bfloat16"
-    device: str = "auto"
-    attention: str = "auto"
-    graph_max_tokens: int = 512
-    fuse: bool = False
-    memory_share: float = 0.9
-    flush_l2: bool = False
-    rules: TimingRules = field(default_factory=TimingRules)
-
-    def __post_init__(self) -> None:
-        for name, known in (("dtype", _DTYPES), ("attention", attention.BACKENDS)):
-            if getattr(self, name) not in known:
-                raise unknown_name(name, getattr(self, name), known)
-        if self.graph_max_tokens < 0:
-            raise InvalidInput(f"graph_max_tokens {self.graph_max_tokens}: give 0 or more")
-
-
 class TorchBench:
-    """A transformers model on one device; see :func:`open_bench`."""
+    """A transformers model on one device; see :func:`open_torch_bench`."""
+
+    takes_uneven = False  # a rectangle of keys has one length
 
     def __init__(
         self, config: BenchConfig, device: str, model: Any, facts: ModelFacts, sha256: str
@@ -177,6 +137,7 @@ class TorchBench:
     def identity(self) -> dict[str, str]:
         """What two benches must share for their times to belong together, by name."""
         return {
+            "backend": self._config.backend,
             "model": self._config.model,
             "config_sha256": self._sha256,
             "dtype": self.facts.dtype,
@@ -199,26 +160,33 @@ class TorchBench:
         """Return the time of a step; raises StepDoesNotFit."""
         import torch
 
+        try:
+            with self._stream():
+                return measure(self._step(shape), self._timer, self._config.rules)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise StepDoesNotFit(f"{shape}: the working memory does not fit the GPU") from None
+
+    def _stream(self) -> AbstractContextManager[Any]:
+        """Return the context in which the step's own stream is the one that events go to."""
+        return contextlib.nullcontext()
+
+    def _step(self, shape: StepShape) -> Run:
+        """Return the call that takes a step once, as it is timed; raises StepDoesNotFit."""
         if self._arena is None or shape.kv_tokens > self.room_tokens:
             raise StepDoesNotFit(
                 f"{shape} needs KV of {shape.kv_tokens} tokens; there is room for "
                 f"{self.room_tokens}"
             )
-        try:
-            run = self._runner(self._arena.view(shape))
-            if shape.tokens <= self._graph_max_tokens:
-                run = capture(run)
-            return measure(run, self._timer, self._config.rules)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            raise StepDoesNotFit(f"{shape}: the working memory does not fit the GPU") from None
+        run = self._runner(self._arena.view(shape))
+        return capture(run) if shape.tokens <= self._graph_max_tokens else run
 
     def _runner(self, kv: attention.StepKv) -> Run:
         """Return the call that takes the step of ``kv`` once; its inputs stay where they are."""
         import torch
 
         shape, device = kv.shape, self._device
-        chunk, prefix, decodes, context = shape
+        chunk, prefix, decodes, context, _ = shape
         tokens = torch.randint(self.facts.vocab_size, (1, shape.tokens), device=device)
         places = [*range(prefix, prefix + chunk), *[context - 1] * decodes]
         positions = torch.tensor([places], device=device)
@@ -237,19 +205,29 @@ class TorchBench:
         return run
 
 
-def open_bench(config: BenchConfig, shapes: Sequence[StepShape]) -> TorchBench:
-    """Return a bench with room for as many of ``shapes`` as fit.
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is to be timed, before any of it is allocated; ``tokens`` of KV are wanted and fit."""
 
-    Raises InvalidInput, before anything is allocated, for a device that is not there, an unknown
-    architecture, contexts beyond the model's, and a model that does not fit.
+    device: str
+    model_config: Any
+    facts: ModelFacts
+    tokens: int
+
+
+def look_up(config: BenchConfig, shapes: Sequence[StepShape]) -> Subject:
+    """Return what ``config`` names, with room for as many of ``shapes`` as fit.
+
+    Raises InvalidInput for a device that is not there, an unknown architecture, contexts beyond the
+    model's, and a model that does not fit.
     """
     try:
-        import torch
+        import torch  # noqa: F401
     except ImportError:
         raise missing_dependency("torch", "collect", "calibrate") from None
     device = resolve_device(config.device)
     model_config = read_config(config.model)
-    meta = _build(model_config, config, "meta")
+    meta = build(model_config, config, "meta")
     try:
         facts = model_facts(model_config, meta, config.dtype)
     except KeyError as error:
@@ -264,27 +242,34 @@ def open_bench(config: BenchConfig, shapes: Sequence[StepShape]) -> TorchBench:
             f"{facts.max_context_tokens}: lower --max-context"
         )
     tokens = arena_tokens(facts, shapes, free_bytes(device, config.memory_share))
-    torch.manual_seed(0)
-    model = _build(model_config, config, device)
-    if config.fuse:
-        fuse(model)
-    bench = TorchBench(config, device, model, facts, config_sha256(model_config))
-    bench.allocate(tokens)
+    return Subject(device, model_config, facts, tokens)
+
+
+def open_torch_bench(config: BenchConfig, shapes: Sequence[StepShape]) -> TorchBench:
+    """Return a bench over contiguous caches; raises what :func:`look_up` raises."""
+    subject = look_up(config, shapes)
+    model = build(subject.model_config, config, subject.device)
+    sha256 = config_sha256(subject.model_config)
+    bench = TorchBench(config, subject.device, model, subject.facts, sha256)
+    bench.allocate(subject.tokens)
     return bench
 
 
-def _build(model_config: Any, config: BenchConfig, device: str) -> Any:
+def build(
+    model_config: Any, config: BenchConfig, device: str, implementation: str = attention.NAME
+) -> Any:
     """Return the model with random weights, made where it will run: nothing is copied."""
     import torch
     import transformers
 
     attention.register()
+    torch.manual_seed(0)
     try:
         with torch.device(device):
-            return transformers.AutoModelForCausalLM.from_config(
+            model = transformers.AutoModelForCausalLM.from_config(
                 model_config,
                 dtype=getattr(torch, config.dtype),
-                attn_implementation=attention.NAME,
+                attn_implementation=implementation,
             ).eval()
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -292,6 +277,9 @@ def _build(model_config: Any, config: BenchConfig, device: str) -> Any:
             f"model {config.model!r} ({type(model_config).__name__}) is no causal language model "
             f"that can be built: {said}"
         ) from error
+    if config.fuse and device != "meta":
+        fuse(model)
+    return model
 
 
 def _kernel(config: BenchConfig, device: str) -> str:

@@ -47,6 +47,16 @@ class Grid:
                     context = self.contexts[len(self.contexts) // 2]
                     yield StepShape(tokens - batch, 0, batch, context)
 
+    def uneven(self) -> list[StepShape]:
+        """Return decode batches in which one request is longer than the others: pairs of the
+        shortest, middle and longest context, for the middle and the end of the batch sizes."""
+        contexts = tuple(dict.fromkeys((self.contexts[0], *_middle_and_last(self.contexts))))
+        return [
+            StepShape(0, 0, batch, short, long)
+            for batch in _middle_and_last(self.batches) if batch > 1
+            for short, long in itertools.combinations(contexts, 2)
+        ]  # fmt: skip
+
     def line(self, axis: AxisName, value: int) -> list[StepShape]:
         """Return the steps that ``value`` adds when it joins ``axis``."""
         if axis == "batches":

@@ -17,7 +17,7 @@ from serving_sim.calibration.timing import Timing
 from traces.safe_json import MAX_FILE_BYTES, parse_json
 
 FORMAT = "preemptbench-calibration/1"
-_SHAPE = StepShape._fields
+*_SHAPE, _LONGEST = StepShape._fields  # an even step does not name the longest
 _CLOCKS = "clock_state"
 _TIMING = ("seconds", "spread_s", "num_timed")
 
@@ -73,6 +73,8 @@ class Journal:
     def add(self, shape: StepShape, outcome: Outcome) -> None:
         """Append one outcome; it is on the disk when this returns."""
         row: dict[str, Any] = shape._asdict()
+        if not shape.is_uneven:
+            del row[_LONGEST]
         if isinstance(outcome, str):
             row["skipped"] = outcome
         else:
@@ -140,12 +142,17 @@ def _check_header(
 
 def _read_step(row: object, where: str) -> tuple[StepShape, Outcome]:
     keys = {*_SHAPE, "skipped"}, {*_SHAPE, *_TIMING}
-    if not isinstance(row, dict) or set(row) not in keys:
+    if not isinstance(row, dict) or set(row) - {_LONGEST} not in keys:
         raise InvalidInput(f"{where} is no timed step: it needs {', '.join((*_SHAPE, *_TIMING))}")
-    sizes = [row[name] for name in _SHAPE]
+    sizes = [*(row[name] for name in _SHAPE), row.get(_LONGEST, 0)]
     if not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes):
         raise InvalidInput(f"{where}: sizes {sizes} must be whole numbers >= 0")
     shape = StepShape(*sizes)
+    skewed = shape.num_decodes > 1 and shape.longest_context_tokens > shape.decode_context_tokens
+    if shape.kv_tokens >= 1 << 53 or (
+        shape.is_uneven and not (skewed and shape.surface == "uneven")
+    ):
+        raise InvalidInput(f"{where}: no step has the sizes {sizes}; delete the line")
     if "skipped" in row:
         return shape, str(row["skipped"])
     seconds, spread_s, count = (row[name] for name in _TIMING)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_LINES = 6
-_PROBES, _FITTED, _MIXED = "#D55E00", "#0072B2", "#009E73"  # Okabe and Ito's palette
+_PROBES, _FITTED = "#D55E00", "#0072B2"  # Okabe and Ito's palette
+_MIXED, _UNEVEN = "#009E73", "#CC79A7"
 
 
 def check_report_path(path: Path) -> None:
@@ -138,6 +139,9 @@ def _errors(ax: Axes, result: Calibration[Any], shapes: dict[StepShape, float]) 
         ),
         "mixed steps (never fitted)": (
             _MIXED, [p.predicted_s / p.measured_s - 1.0 for p in result.mixed]
+        ),
+        "uneven decodes (skew share fitted)": (
+            _UNEVEN, [p.predicted_s / p.measured_s - 1.0 for p in result.uneven]
         ),
     }  # fmt: skip
     everything = [100 * e for _, errors in groups.values() for e in errors]

@@ -40,7 +40,8 @@ class Probe:
 @dataclass(slots=True)
 class Calibration(Generic[ProfileT]):
     """What a calibration found. ``rounds`` holds the probes of each whole round, ``mixed`` prefills
-    beside decodes, which are never fitted: the surfaces of both are taken to add up."""
+    beside decodes, which are never fitted: the surfaces of both are taken to add up. ``uneven``
+    holds decodes of which one is longer: the profile's skew share is fitted to them, no table."""
 
     profile: ProfileT
     measured: list[StepMeasurement]
@@ -49,6 +50,7 @@ class Calibration(Generic[ProfileT]):
     mixed: list[Probe]
     stopped: str
     wall_s: float
+    uneven: list[Probe] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -61,6 +63,11 @@ class Calibration(Generic[ProfileT]):
         """Median error of mixed steps; NaN where none fits."""
         return median_error(self.mixed) if self.mixed else math.nan
 
+    @property
+    def uneven_error(self) -> float:
+        """Median error of uneven decodes, to which the skew share is fitted; NaN without any."""
+        return median_error(self.uneven) if self.uneven else math.nan
+
 
 def median_error(probes: Sequence[Probe]) -> float:
     """Return the median relative error of ``probes``."""
@@ -72,18 +79,20 @@ def measurements(outcomes: Mapping[StepShape, Outcome]) -> list[StepMeasurement]
     from serving_sim.fit_surface import StepMeasurement
 
     return [
-        StepMeasurement(*shape, outcome.seconds, outcome.spread_s, outcome.num_timed)
+        StepMeasurement(*shape[:4], outcome.seconds, outcome.spread_s, outcome.num_timed)
         for shape, outcome in sorted(outcomes.items(), key=lambda item: item[0])
-        if isinstance(outcome, Timing) and shape.surface != "mixed"
+        if isinstance(outcome, Timing) and shape.surface in ("decode", "prefill")
     ]
 
 
-def mixed_probes(outcomes: Mapping[StepShape, Outcome], profile: StepProfile) -> list[Probe]:
-    """Return the mixed steps that have a time, beside what ``profile`` says of them."""
+def probes_of(
+    surface: str, outcomes: Mapping[StepShape, Outcome], profile: StepProfile
+) -> list[Probe]:
+    """Return the steps of ``surface`` that have a time, beside what ``profile`` says of them."""
     return [
         Probe(None, shape, outcome.seconds, profile.step_s(work_of(shape)))
         for shape, outcome in sorted(outcomes.items(), key=lambda item: item[0])
-        if isinstance(outcome, Timing) and shape.surface == "mixed"
+        if isinstance(outcome, Timing) and shape.surface == surface
     ]
 
 
@@ -93,7 +102,7 @@ def work_of(shape: StepShape) -> StepWork:
         prefill_tokens=shape.prefill_chunk_tokens,
         prefill_context_tokens=shape.prefill_tokens_kept,
         num_decodes=shape.num_decodes,
-        decode_context_tokens=shape.num_decodes * shape.decode_context_tokens,
+        decode_context_tokens=shape.decode_kv_tokens,
         num_requests=shape.num_requests,
-        max_decode_context_tokens=shape.decode_context_tokens,
+        max_decode_context_tokens=max(shape.decode_context_tokens, shape.longest_context_tokens),
     )

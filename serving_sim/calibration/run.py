@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, unknown_name
 from serving_sim.calibration.adaptive import (
     CalibrationSettings,
     Fit,
@@ -18,12 +18,14 @@ from serving_sim.calibration.adaptive import (
     refit,
     silent,
 )
-from serving_sim.calibration.bench import BenchConfig, TorchBench, open_bench
+from serving_sim.calibration.backends import open_bench
+from serving_sim.calibration.bench_config import Bench, BenchConfig
 from serving_sim.calibration.capacity import ModelFacts
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
 from serving_sim.calibration.result import Calibration
 from serving_sim.calibration.shapes import published_name
+from serving_sim.calibration.skew import with_skew_share
 from serving_sim.profile import save_profile
 
 if TYPE_CHECKING:
@@ -31,7 +33,12 @@ if TYPE_CHECKING:
     from serving_sim.surface import ProfileHeader, SurfaceProfile
 
 _MAX_AXIS = 1000
-_SOFTWARE = ("torch", "transformers", "cuda")
+_STEPS = {
+    "torch": "transformers' model over contiguous caches",
+    "paged": "transformers' continuous batching",
+    "vllm": "vLLM's engine",
+}  # whose steps, by backend
+_SOFTWARE = ("torch", "transformers", "flash-attn", "vllm", "cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +74,7 @@ def journal_path(profile_path: Path) -> Path:
     return profile_path.with_suffix(".jsonl")
 
 
-def open_journal(bench: TorchBench, grid: Grid, path: Path) -> Journal:
+def open_journal(bench: Bench, grid: Grid, path: Path) -> Journal:
     """Return the journal of ``bench``; its header says all that a later fit needs to know."""
     about = {
         "facts": asdict(bench.facts),
@@ -89,6 +96,7 @@ def run_calibration(plan: CalibrationPlan, profile_path: Path, on_step: OnStep =
         fit_with(_header(plan, journal)),
         journal,
         plan.settings,
+        uneven=grid.uneven() if bench.takes_uneven else (),
         started_s=started_s,
         on_step=on_step,
     )
@@ -120,12 +128,14 @@ def summary(outcome: Outcome, path: Path) -> dict[str, Any]:
         "kernel": header.kernel,
         "versions": " ".join(f"{name} {version}" for name, version in header.versions.items()),
         "clocks": header.clock_state,
-        "steps_timed": len(result.measured) + len(result.mixed),
+        "steps_timed": len(result.measured) + len(result.mixed) + len(result.uneven),
         "steps_skipped": len(result.skipped),
         "rounds": len(result.rounds),
         "stopped": result.stopped,
         "held_out_error": result.held_out_error,
         "mixed_error": result.mixed_error,
+        "skew_share": result.profile.skew_share if result.uneven else "not measured",
+        "uneven_error": result.uneven_error,
         "wall_s": round(result.wall_s, 1),
     }
 
@@ -136,7 +146,8 @@ def _finish(
     header: ProfileHeader,
     profile_path: Path,
 ) -> Outcome:
-    calibration.profile = replace(calibration.profile, header=header)
+    profile = replace(calibration.profile, header=header)
+    calibration.profile, calibration.uneven = with_skew_share(profile, calibration.uneven)
     save_profile(calibration.profile, profile_path)
     return Outcome(calibration, facts, header)
 
@@ -164,12 +175,15 @@ def _header(plan: CalibrationPlan, journal: Journal) -> ProfileHeader:
     for key in ("model", "hardware", "kernel"):
         if key not in identity:
             raise InvalidInput(f"{journal.path} line 1: the configuration names no {key}")
+    if identity.get("backend", "torch") not in _STEPS:
+        raise unknown_name(f"backend in {journal.path} line 1", identity["backend"], _STEPS)
     model, hardware = identity["model"], identity["hardware"]
     return ProfileHeader(
         name=plan.name or _slug(f"{hardware}-{model}-{facts.dtype}"),
         hardware=hardware,
         model=published_name(model),
-        source="preemptbench calibrate: whole steps of a model with random weights",
+        source=f"preemptbench calibrate ({_STEPS[identity.get('backend', 'torch')]}): whole steps "
+        "of a model with random weights",
         licence=plan.licence,
         dtype=facts.dtype,
         kernel=identity["kernel"],

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidInput
-from serving_sim.calibration.bench import BenchConfig
+from serving_sim.calibration.bench_config import BenchConfig
 from serving_sim.calibration.capacity import ModelFacts
 from serving_sim.calibration.grid import Grid
 from serving_sim.calibration.journal import Journal, _header

@@ -17,7 +17,9 @@ from contracts.errors import InvalidInput, PreemptBenchError
 from preemptbench.cli import cli
 from serving_sim.calibration import bench as bench_module
 from serving_sim.calibration.attention import KvArena
-from serving_sim.calibration.bench import BenchConfig, TorchBench, open_bench
+from serving_sim.calibration.bench import TorchBench
+from serving_sim.calibration.bench import open_torch_bench as open_bench
+from serving_sim.calibration.bench_config import BenchConfig
 from serving_sim.calibration.fusion import fuse
 from serving_sim.calibration.graphs import capture
 from serving_sim.calibration.shapes import SHAPES, published_name, read_config
@@ -111,7 +113,7 @@ def test_the_facts_of_a_model_are_its_own(tiny: TorchBench) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {TINY_NAME}))
 def test_every_named_shape_has_the_weights_it_was_published_with(name: str) -> None:
-    model = bench_module._build(read_config(name), BenchConfig(model=name), "meta")
+    model = bench_module.build(read_config(name), BenchConfig(model=name), "meta")
     weights = sum(parameter.numel() for parameter in model.parameters())
     assert weights == MODELS[published_name(name)].num_parameters
     known = {"llama-3.1-8b": 8_030_261_248, "qwen3-8b": 8_190_735_360}  # of the files on the hub
@@ -273,13 +275,13 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: list[str] = []
-    build = bench_module._build
+    build = bench_module.build
 
     def spy(config: object, bench: BenchConfig, device: str) -> object:
         built.append(device)
         return build(config, bench, device)
 
-    monkeypatch.setattr(bench_module, "_build", spy)
+    monkeypatch.setattr(bench_module, "build", spy)
     monkeypatch.setattr(bench_module, "free_bytes", lambda device, share: 8 << 30)
     with pytest.raises(InvalidInput, match="LlamaForCausalLM in bfloat16 does not fit"):
         open_bench(BenchConfig(model="llama-3.1-8b", device="cpu"), [StepShape(0, 0, 1, 16)])

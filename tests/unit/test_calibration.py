@@ -379,7 +379,7 @@ class KnownBench:
 
     @staticmethod
     def seconds(shape: StepShape) -> float:
-        chunk, prefix, decodes, context = shape
+        chunk, prefix, decodes, context, _ = shape
         tokens = shape.tokens if shape.tokens <= 128 else -(-shape.tokens // 128) * 128
         dense = ((2.5e-5 * tokens) ** 4 + 0.004**4) ** 0.25
         attention = 3.6e-8 * decodes * context + 1.3e-9 * chunk * (prefix + chunk / 2)
