@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -93,11 +95,13 @@ def study(
     """Run a study and print what may be said: every policy x signal against LIFO, with family-wise
     p-values and equivalence verdicts, in the low-breach regime and beyond it.
 
-    Finished seeds are kept in --out; a second start runs what is missing.
+    Finished seeds are kept in --out; a second start runs what is missing. The report is
+    report.html there.
     """
     from contracts.conformance import check_policy
     from eval.named_policies import find_policy
     from eval.study import run_study, study_status
+    from eval.study_report import write_study_report
     from preemptbench.study_presets import PRESETS
     from preemptbench.study_text import study_object, study_text
 
@@ -127,7 +131,9 @@ def study(
         return
     with _backend(backend, address), StageBars("task") as bars:
         result = run_study(config, sources, place, num_jobs=jobs, on_task=bars.update)
+        page = write_study_report(result, place, _command(), bars.update)
     click.echo(to_json(study_object(result)) if as_json else study_text(result))
+    click.echo(f"report: {page}", err=True)
 
 
 def _sources(
@@ -154,6 +160,11 @@ def _sources(
         source = own_source(path, config, place)
         sources.append(replace(source, checkpoints=(*source.checkpoints, *checkpoints.items())))
     return sources
+
+
+def _command() -> str:
+    """Return the command as it was given, to be written into the report."""
+    return shlex.join(["preemptbench", *sys.argv[1:]])
 
 
 def _named(text: str) -> tuple[str, Path]:
