@@ -40,6 +40,7 @@ from serving_sim.profile import single_stream_s
 BASELINE = "lifo"
 FIRST_PILOT_SEED = 1_000_000
 _DOUBLINGS = 5
+_LONGEST_HELD = 2
 _PRECISION = 1.005  # of the boundary's pool
 
 
@@ -297,15 +298,15 @@ def _place_boundary(
     """Return the matrix at its rate, the pilots' inputs, and the pool at which LIFO's mean breach
     on them crosses the boundary.
 
-    A pool that cannot hold the longest request refuses it, so the smallest pool of the study is
-    one that can; where LIFO stays below the boundary even there, the concurrency is doubled.
+    The smallest pool of the study holds two of the longest requests (one that cannot hold one would
+    refuse it); where LIFO stays below the boundary even there, the concurrency is doubled.
     """
     profile = base.step_profile()
     mean_s = np.mean(
         [single_stream_s(r.prompt_tokens, r.output_tokens, config.engine, profile) for r in runs]
     )
     longest = max(run.prompt_tokens + run.max_new_tokens for run in runs)
-    smallest = config.engine.blocks_for(longest)
+    smallest = _LONGEST_HELD * config.engine.blocks_for(longest)
     low = 1 + math.ceil(smallest * max(1.0, *config.pressures))
     for doubling in range(_DOUBLINGS):
         rate_per_s = config.concurrency * 2**doubling / float(mean_s)
@@ -316,10 +317,11 @@ def _place_boundary(
             demand = offered_kv_load(replace(placed, pressures=(Pressure("all", 2),)), runs)["all"]
             high = max(2 * low, math.ceil(8 * demand))
             return placed, inputs, _bisect(config, placed, inputs, low, high)
+    most = config.concurrency * 2 ** (_DOUBLINGS - 1)
     raise InvalidInput(
-        f"LIFO breaches less than {config.boundary:.0%} in the smallest pool that holds the "
-        f"longest request ({low} blocks), even with {config.concurrency * 2 ** (_DOUBLINGS - 1):g} "
-        f"requests at once: set a shorter deadline than {config.deadline_s:g} s"
+        f"LIFO breaches less than {config.boundary:.0%} in the smallest pool of the study ({low} "
+        f"blocks, {_LONGEST_HELD} of the longest requests), even with {most:g} requests at once: "
+        f"set a shorter deadline than {config.deadline_s:g} s"
     )
 
 
