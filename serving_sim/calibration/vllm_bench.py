@@ -157,7 +157,7 @@ class VllmBench:
         self._add(shape.prefill_tokens_kept)
         left = shape.prefill_prefix_tokens
         while left:
-            part = min(left, budget - shape.num_decodes)
+            part = min(left, max(1, budget - shape.num_decodes))
             self.scheduler.max_num_scheduled_tokens = part + shape.num_decodes
             self.engine.step()
             left -= part
