@@ -59,6 +59,11 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", type=click.IntRange(min=2), help="Study seeds. Default: the preset's.")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
+@click.option(
+    "--concurrency",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Requests that would run on average if each ran alone; sets the rate.",
+)
 @click.option("--margin", type=click.FloatRange(min=0, min_open=True), help="δ, in pp.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
 @jobs_option
@@ -83,6 +88,7 @@ def study(
     checkpoints: tuple[str, ...],
     seeds: int | None,
     deadline: float | None,
+    concurrency: float | None,
     margin: float | None,
     profile: str | None,
     jobs: int,
@@ -118,6 +124,7 @@ def study(
         num_seeds=seeds or base.num_seeds,
         deadline_s=deadline or base.deadline_s,
         observe_s=base.observe_s * (deadline or base.deadline_s) / base.deadline_s,
+        concurrency=concurrency or base.concurrency,
         margin_pp=margin or base.margin_pp,
         profile=profile or base.profile,
     )

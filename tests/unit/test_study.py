@@ -56,9 +56,9 @@ CONFIG = StudyConfig(
     pressures=(0.8, 1.2),
     num_seeds=3,
     num_pilots=2,
-    deadline_s=4.0,
-    observe_s=8.0,
-    concurrency=12.0,
+    deadline_s=2.5,
+    observe_s=5.0,
+    concurrency=24.0,
     num_warmup=20,
     num_tagged=40,
     grid_stride=16,
@@ -165,7 +165,7 @@ def test_a_second_start_runs_nothing_and_finds_the_same(study: StudyResult) -> N
     assert [s.cells for s in again.sources] == [s.cells for s in study.sources]
     done = study_status(CONFIG, [s.source for s in study.sources], out)
     assert [row.seeds_done for row in done] == [3, 3]
-    missing = study_status(replace(CONFIG, deadline_s=3.0), [study.sources[0].source], out)
+    missing = study_status(replace(CONFIG, deadline_s=2.4), [study.sources[0].source], out)
     assert str(missing[0]) == "Tiny on Toy: pilots missing, 0 of 3 seeds done"
 
 
@@ -228,7 +228,7 @@ def test_a_missing_seed_is_named(study: StudyResult) -> None:
 def test_the_verb_runs_on_a_run_log_of_ones_own(tmp_path: Path) -> None:
     runs = source_in(tmp_path).runs
     arguments = [
-        "study", "--only-own", "--runs", str(runs), "--seeds", "2", "--deadline", "4", "--jobs",
+        "study", "--only-own", "--runs", str(runs), "--seeds", "2", "--deadline", "3", "--concurrency", "12", "--jobs",
         "1", "--out", str(tmp_path / "out"), "--profile", "rtx4090-llama-3.1-8b", "--json",
     ]  # fmt: skip
     done = CliRunner().invoke(cli, arguments)
