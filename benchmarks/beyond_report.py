@@ -127,10 +127,15 @@ def print_settings(cells: Cells) -> Iterator[str]:
     for load in loads_of(first):
         yield f"\nLoad {load}: LIFO's breach (%), the rules minus LIFO (pp); * excludes 0\n"
         yield from _head("setting", "lifo", *(name for name, _ in rules), "tau")
-        for name, own in settings.items():
+        for name, own in _having(settings, load).items():
             shown = [_starred(difference(own, load, rule)) for rule in rules]
             tau = _agreement(first, own, load)
             yield _line(name, f"{mean_breach(own, load, LIFO):.1f}", *shown, f"{tau:+.2f}")
+
+
+def _having(settings: Mapping[str, Cells], load: str) -> dict[str, Cells]:
+    """Return the settings that were run at ``load``."""
+    return {name: own for name, own in settings.items() if load in loads_of(own)}
 
 
 def _starred(found: Interval) -> str:
@@ -225,10 +230,11 @@ def draw_settings(cells: Cells, path: Path) -> None:
     first = next(iter(settings.values()))
     rules = [rule for rule in rules_of(first) if rule != LIFO]
     loads = loads_of(first)
-    figure = _figure(12.0, 1.6 + 0.32 * len(settings))
-    axes = figure.subplots(1, len(loads), sharey=True)
+    figure = _figure(13.0, 1.6 + 0.32 * len(settings))
+    axes = figure.subplots(1, len(loads))
     for ax, load in zip(axes, loads, strict=True):
-        found = [[difference(own, load, rule) for rule in rules] for own in settings.values()]
+        having = _having(settings, load)
+        found = [[difference(own, load, rule) for rule in rules] for own in having.values()]
         means = np.array([[one.mean for one in row] for row in found])
         image = ax.imshow(means, cmap="PuOr_r", vmin=-30, vmax=30, aspect="auto")
         for y, row in enumerate(found):
@@ -239,12 +245,9 @@ def draw_settings(cells: Cells, path: Path) -> None:
         ax.set_xticks(range(len(rules)), [name for name, _ in rules], rotation=35, ha="right",
                       fontsize=8)  # fmt: skip
         ax.set_title(f"load {load}", fontsize=10)
-        lifo = [
-            f"{name} (LIFO {mean_breach(own, load, LIFO):.0f} %)" for name, own in settings.items()
-        ]
-        ax.tick_params(labelleft=True)
-        labels = lifo if ax is axes[0] else [text.rpartition(" (")[2].rstrip(")") for text in lifo]
-        ax.set_yticks(range(len(settings)), labels, fontsize=8)
+        lifo = [f"{mean_breach(own, load, LIFO):.0f} %" for own in having.values()]
+        labels = [f"{name} (LIFO {own})" for name, own in zip(having, lifo, strict=True)]
+        ax.set_yticks(range(len(having)), labels, fontsize=8)
     figure.colorbar(image, ax=axes, label="breach minus LIFO, pp (bold: interval excludes 0)",
                     shrink=0.8)  # fmt: skip
     _save(figure, path)
