@@ -207,20 +207,16 @@ def draw_rules(cells: Cells, path: Path) -> None:
             ax.plot([found.low, found.high], [y, y], color=colour, lw=1.6)
             ax.plot(found.mean, y, "o", ms=4.5, color=colour,
                     mfc="white" if found.low <= 0 <= found.high else colour)  # fmt: skip
-        ax.set_xscale("symlog", linthresh=10, linscale=1.5)
-        ax.set_xticks([-40, -20, -10, -5, 0, 5, 10, 20, 40, 80], minor=False)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.minorticks_off()
         ax.set_title(
             f"load {load}: LIFO breaches {mean_breach(cells, load, LIFO):.1f} %", fontsize=10
         )
-        ax.set_xlabel("breach minus LIFO, pp (linear within ±10)", fontsize=9)
+        ax.set_xlabel("breach minus LIFO, pp", fontsize=9)
         _quiet(ax)
     axes[0].set_yticks(range(len(rules)), [name for name, _ in rules], fontsize=8)
     for signal, colour in _COLOURS.items():
         label = "no signal" if signal == "none" else signal
         axes[-1].plot([], [], "o-", ms=4.5, color=colour, label=label)
-    axes[-1].legend(fontsize=8, frameon=False, loc="lower right")
+    axes[-1].legend(fontsize=8, frameon=False, loc="upper right")
     _save(figure, path)
 
 
