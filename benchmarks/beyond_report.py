@@ -127,10 +127,15 @@ def print_settings(cells: Cells) -> Iterator[str]:
     for load in loads_of(first):
         yield f"\nLoad {load}: LIFO's breach (%), the rules minus LIFO (pp); * excludes 0\n"
         yield from _head("setting", "lifo", *(name for name, _ in rules), "tau")
-        for name, own in settings.items():
+        for name, own in _having(settings, load).items():
             shown = [_starred(difference(own, load, rule)) for rule in rules]
             tau = _agreement(first, own, load)
             yield _line(name, f"{mean_breach(own, load, LIFO):.1f}", *shown, f"{tau:+.2f}")
+
+
+def _having(settings: Mapping[str, Cells], load: str) -> dict[str, Cells]:
+    """Return the settings that were run at ``load``."""
+    return {name: own for name, own in settings.items() if load in loads_of(own)}
 
 
 def _starred(found: Interval) -> str:
@@ -202,20 +207,16 @@ def draw_rules(cells: Cells, path: Path) -> None:
             ax.plot([found.low, found.high], [y, y], color=colour, lw=1.6)
             ax.plot(found.mean, y, "o", ms=4.5, color=colour,
                     mfc="white" if found.low <= 0 <= found.high else colour)  # fmt: skip
-        ax.set_xscale("symlog", linthresh=10, linscale=1.5)
-        ax.set_xticks([-40, -20, -10, -5, 0, 5, 10, 20, 40, 80], minor=False)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.minorticks_off()
         ax.set_title(
             f"load {load}: LIFO breaches {mean_breach(cells, load, LIFO):.1f} %", fontsize=10
         )
-        ax.set_xlabel("breach minus LIFO, pp (linear within ±10)", fontsize=9)
+        ax.set_xlabel("breach minus LIFO, pp", fontsize=9)
         _quiet(ax)
     axes[0].set_yticks(range(len(rules)), [name for name, _ in rules], fontsize=8)
     for signal, colour in _COLOURS.items():
         label = "no signal" if signal == "none" else signal
         axes[-1].plot([], [], "o-", ms=4.5, color=colour, label=label)
-    axes[-1].legend(fontsize=8, frameon=False, loc="lower right")
+    axes[-1].legend(fontsize=8, frameon=False, loc="upper right")
     _save(figure, path)
 
 
@@ -225,10 +226,11 @@ def draw_settings(cells: Cells, path: Path) -> None:
     first = next(iter(settings.values()))
     rules = [rule for rule in rules_of(first) if rule != LIFO]
     loads = loads_of(first)
-    figure = _figure(12.0, 1.6 + 0.32 * len(settings))
-    axes = figure.subplots(1, len(loads), sharey=True)
+    figure = _figure(13.0, 1.6 + 0.32 * len(settings))
+    axes = figure.subplots(1, len(loads))
     for ax, load in zip(axes, loads, strict=True):
-        found = [[difference(own, load, rule) for rule in rules] for own in settings.values()]
+        having = _having(settings, load)
+        found = [[difference(own, load, rule) for rule in rules] for own in having.values()]
         means = np.array([[one.mean for one in row] for row in found])
         image = ax.imshow(means, cmap="PuOr_r", vmin=-30, vmax=30, aspect="auto")
         for y, row in enumerate(found):
@@ -239,12 +241,9 @@ def draw_settings(cells: Cells, path: Path) -> None:
         ax.set_xticks(range(len(rules)), [name for name, _ in rules], rotation=35, ha="right",
                       fontsize=8)  # fmt: skip
         ax.set_title(f"load {load}", fontsize=10)
-        lifo = [
-            f"{name} (LIFO {mean_breach(own, load, LIFO):.0f} %)" for name, own in settings.items()
-        ]
-        ax.tick_params(labelleft=True)
-        labels = lifo if ax is axes[0] else [text.rpartition(" (")[2].rstrip(")") for text in lifo]
-        ax.set_yticks(range(len(settings)), labels, fontsize=8)
+        lifo = [f"{mean_breach(own, load, LIFO):.0f} %" for own in having.values()]
+        labels = [f"{name} (LIFO {own})" for name, own in zip(having, lifo, strict=True)]
+        ax.set_yticks(range(len(having)), labels, fontsize=8)
     figure.colorbar(image, ax=axes, label="breach minus LIFO, pp (bold: interval excludes 0)",
                     shrink=0.8)  # fmt: skip
     _save(figure, path)
