@@ -19,7 +19,7 @@ from typing import cast
 from contracts.choice import TPOT_WINDOW_STEPS, choose_victim
 from contracts.errors import InvalidInput
 from contracts.files import atomic_write_text
-from contracts.policy import Policy, RunningViews
+from contracts.policy import RunningViews
 from integrations.counters import Counters
 from integrations.estimates import Estimates, Late, Unsound
 from integrations.live import EngineRequest, LiveViews, Tracked

@@ -15,7 +15,7 @@ _HELP = {
     "predictor_seconds": "Wall seconds spent in the predictor.",
     "decision_seconds": "Wall seconds spent choosing victims, the predictor included.",
     "fallback_error": "Decisions left to the fallback: the predictor or the policy raised.",
-    "fallback_unsound": "Decisions that met an answer or a score that was NaN, infinite or too low.",
+    "fallback_unsound": "Decisions that met an answer or score that is NaN or no length.",
     "fallback_late": "Decisions left to the fallback: the predictor's budget was spent.",
 }
 

@@ -78,8 +78,8 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
 
     def _give_back(self) -> None:
         if self._lent is not None:
-            victim, victim.priority = self._lent
-            self._lent = None
+            victim, priority = self._lent
+            victim.priority, self._lent = priority, None
 
     def _count_blocks(self, request_id: str) -> int:
         return sum(len(m.req_to_blocks.get(request_id, ())) for m in self._managers)
