@@ -7,6 +7,7 @@ decides. Nothing is raised into the engine.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -28,6 +29,8 @@ from predictors.registry import load_predictor
 from serving_sim.policies import get_policy
 
 log = logging.getLogger("vllm.preemptbench")  # vLLM shows what is logged below "vllm"
+
+PREPARE_BLOCKS = 2  # free blocks a running request; a decode takes one in 16 steps
 
 
 class Chooser:
@@ -91,6 +94,18 @@ class Chooser:
         """Forget a request."""
         self.tracked.pop(request_id, None)
         self._returning.pop(request_id, None)
+
+    def prepare(self, running: Sequence[EngineRequest], num_free_blocks: int) -> None:
+        """Ask the predictor ahead, a budget's worth a step, once the pool may soon be short: so
+        that the step which needs a victim need not ask for everybody at once."""
+        if self.estimates is None:
+            return
+        self.estimates.new_step()
+        if num_free_blocks >= PREPARE_BLOCKS * len(running):
+            return
+        # whoever needs the answer meets the same error, and counts it
+        with contextlib.suppress(Exception):
+            self.estimates.refresh(running, [self.arrived(r) for r in running])
 
     def choose(self, running: Sequence[EngineRequest], count_blocks: Callable[[str], int]) -> int:
         """Return the position of the victim in ``running``, which is in admission order."""

@@ -15,21 +15,16 @@ import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray
-from contracts.progress import ProgressTracker
-from contracts.runs import ProgressRecord
-from contracts.signals import NUM_PROGRESS, ProgressTrack, SignalRequest
+from contracts.signals import ProgressTrack, SignalRequest
 from integrations.counters import Counters
 from integrations.live import EngineRequest, Tracked
 from integrations.settings import DeploySettings
+from integrations.visible import UNSEEN_FIELDS, VisibleProgress
 from predictors.base import Predictor
 from predictors.features import PROGRESS_FEATURES, PROMPT_FEATURES
 
-CHUNK_ROWS = 32  # requests a call: the budget is looked at between two calls
+CHUNK_ROWS = 8  # requests a call: the budget is looked at between two calls
 REST_FACTOR = 20.0  # a call longer than the budget is followed by so many times its own rest
-_UNSEEN = [
-    ProgressRecord._fields.index(name)
-    for name in ("mean_entropy", "mean_logprob", "newline_rate", "hesitation_rate")
-]  # a scheduler sees token ids, not their text nor what they were drawn from
 
 
 class Late(Exception):
@@ -55,6 +50,7 @@ class Estimates:
         self.model = known_model(predictor, model)
         self._clock = clock
         self._rests_until_s = -math.inf
+        self._spent_s = 0.0  # in this step
         names = predictor.settings().get("features")
         self.features = tuple(map(str, names)) if isinstance(names, list) else ()
         self._streams = any(name in PROGRESS_FEATURES for name in self.features)
@@ -62,8 +58,7 @@ class Estimates:
     @property
     def blind_features(self) -> tuple[str, ...]:
         """Features that the predictor reads and a scheduler cannot supply: they are NaN here."""
-        unseen = [ProgressRecord._fields[field] for field in _UNSEEN]
-        hidden = {f"{kind}_{name}" for kind in ("last", "mean") for name in unseen}
+        hidden = {f"{kind}_{name}" for kind in ("last", "mean") for name in UNSEEN_FIELDS}
         hidden |= {"entropy_trend", "logprob_trend", "num_newlines", "newlines_short_of_number"}
         hidden |= set(PROMPT_FEATURES) - {"prompt_tokens"}
         return tuple(name for name in self.features if name in hidden)
@@ -74,28 +69,30 @@ class Estimates:
         answer = self._ask([request], np.array([0]))
         _check(answer[0])
 
+    def new_step(self) -> None:
+        """Start a step: the whole budget is there again."""
+        self._spent_s = 0.0
+
     def refresh(self, running: Sequence[EngineRequest], tracked: Sequence[Tracked]) -> None:
         """Give every request an answer for the last multiple of ``refresh_tokens`` it reached.
 
-        Raises Late when the budget is spent (answers had so far are kept), Unsound on an answer
-        that is no finite number of at least 1, and whatever the predictor raises.
+        Raises Late when the step's budget is spent first (answers had so far are kept), Unsound on
+        an answer that is no finite number of at least 1, and whatever the predictor raises.
         """
         stride = self.settings.refresh_tokens
         ages = [r.num_output_tokens // stride * stride for r in running]
         stale = [i for i, age in enumerate(ages) if tracked[i].answered_age != age]
-        if not stale:
-            return
-        start_s = self._clock()
-        if start_s < self._rests_until_s:
-            raise Late
-        ends_s = start_s + 1e-6 * self.settings.budget_us
         for at in range(0, len(stale), CHUNK_ROWS):
+            if self._spent_s > self._budget_s or self._clock() < self._rests_until_s:
+                raise Late
             chunk = stale[at : at + CHUNK_ROWS]
             self._answer(
                 [running[i] for i in chunk], [tracked[i] for i in chunk], [ages[i] for i in chunk]
             )
-            if self._clock() > ends_s:
-                raise Late
+
+    @property
+    def _budget_s(self) -> float:
+        return 1e-6 * self.settings.budget_us
 
     def _answer(
         self, requests: list[EngineRequest], tracked: list[Tracked], ages: list[int]
@@ -113,7 +110,8 @@ class Estimates:
             counters.predictor_rows += len(requests)
             counters.predictor_seconds += took_s
             counters.predictor_worst_s = max(counters.predictor_worst_s, took_s)
-            if took_s > 1e-6 * self.settings.budget_us:
+            self._spent_s += took_s
+            if took_s > self._budget_s:
                 self._rests_until_s = start_s + (1.0 + REST_FACTOR) * took_s
         _check(remaining)
         for one, age, answer, high in zip(
@@ -145,19 +143,13 @@ class Estimates:
         )
 
     def _progress(self, request: EngineRequest, tracked: Tracked, age: int) -> ProgressTrack | None:
-        """Feed the tokens up to ``age`` to the request's tracker; return its closed records."""
+        """Return the records that the request closed up to ``age``, as far as they can be seen."""
         settings = self.settings
         if tracked.progress is None:
             marks = [m if m >= 0 else None for m in (settings.think_open, settings.think_close)]
-            tracked.progress = ProgressTracker(settings.progress_stride, *marks)
-        for token in request.output_token_ids[tracked.num_read : age]:
-            tracked.progress.update(token, "", math.nan, math.nan)
-        tracked.num_read = max(tracked.num_read, age)
-        if not tracked.progress.records:
-            return None
-        values = np.array(tracked.progress.records, dtype=np.float64).reshape(-1, NUM_PROGRESS)
-        values[:, _UNSEEN] = math.nan
-        return ProgressTrack(settings.progress_stride, values)
+            tracked.progress = VisibleProgress(settings.progress_stride, *marks)
+        values = tracked.progress.read(request.output_token_ids, age)
+        return ProgressTrack(settings.progress_stride, values) if len(values) else None
 
     def _signal_request(
         self, request_id: str, prompt_tokens: int, cap: int, progress: ProgressTrack | None = None

@@ -12,8 +12,8 @@ import numpy as np
 
 from contracts.choice import DRAW_PURPOSE
 from contracts.policy import FloatArray, IntArray, RunningView, RunningViews
-from contracts.progress import ProgressTracker
 from contracts.randomness import keyed_uniform
+from integrations.visible import VisibleProgress
 
 
 class EngineRequest(Protocol):
@@ -36,8 +36,7 @@ class Tracked:
 
     ``number`` counts arrivals. ``draw`` belongs to ``draw_of`` preemptions. ``peak_tokens`` were
     computed before a preemption took them (0: all are back). The signal's answer ``remaining``,
-    ``upper`` is for age ``answered_age`` (-1: none yet). ``num_read`` output tokens have gone into
-    ``progress``.
+    ``upper`` is for age ``answered_age`` (-1: none yet).
     """
 
     number: int
@@ -48,8 +47,7 @@ class Tracked:
     answered_age: int = -1
     remaining: float = math.nan
     upper: float = math.nan
-    progress: ProgressTracker | None = None
-    num_read: int = 0
+    progress: VisibleProgress | None = None
     asked: Any = field(default=None, repr=False)  # the SignalRequest, built when first needed
 
 

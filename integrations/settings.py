@@ -32,7 +32,7 @@ class DeploySettings:
     policy: str = "lifo"
     checkpoint: str = ""
     refresh_tokens: int = 64
-    budget_us: int = 5000
+    budget_us: int = 1000
     fallback: str = "lifo"
     decisions: str = ""
     metrics: str = ""

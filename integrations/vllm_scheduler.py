@@ -46,6 +46,7 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         self._queue_policy = self.policy
         self._lent: tuple[Any, int] | None = None  # the victim, and the priority it gets back
         self._managers = self.kv_cache_manager.coordinator.single_type_managers
+        self._pool = self.kv_cache_manager.block_pool
         self._watch_allocations()
 
     def _watch_allocations(self) -> None:
@@ -86,6 +87,7 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step; see vLLM."""
+        self.chooser.prepare(self.running, self._pool.get_num_free_blocks())
         try:
             planned = super().schedule(*args, **kwargs)
         finally:
@@ -134,6 +136,8 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         """Write the last counters; see vLLM."""
         self.chooser.report()
         if self.live_log is not None:
+            for request in self.requests.values():
+                self.live_log.ended(request.request_id, request.num_output_tokens, "unfinished")
             self.live_log.close()
         super().shutdown()
 
@@ -174,7 +178,7 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
                 "waiting": [request.request_id for request in waiting],
                 "n_running": len(running),
                 "n_waiting": len(waiting),
-                "free": self.kv_cache_manager.block_pool.get_num_free_blocks(),
+                "free": self._pool.get_num_free_blocks(),
             },
         )
         self._victims = []
