@@ -30,7 +30,7 @@ class LiveLog:
 
     def arrived(self, row: Mapping[str, Any], arrival_s: float) -> None:
         """Write a request as a driver's row, without the output that nobody knows yet."""
-        self._write({"arrived": {**row, "arrival": round(max(0.0, self._since(arrival_s)), 6)}})
+        self._write({"arrived": {**row, "arrival": round(max(0.0, self._since(arrival_s)), 9)}})
 
     def ended(self, request_id: str, output_tokens: int, reason: str) -> None:
         """Write how a request ended."""
@@ -39,7 +39,7 @@ class LiveLog:
     def step(self, now_s: float, line: Mapping[str, Any]) -> None:
         """Write a planned step."""
         self._step += 1
-        self._write({"step": self._step, "t": round(self._since(now_s), 6), **line})
+        self._write({"step": self._step, "t": round(self._since(now_s), 9), **line})
 
     def close(self) -> None:
         """Close the file."""

@@ -34,14 +34,17 @@ _FIRST = math.inf  # the priority lent to a victim: nobody else's is as large
 
 
 class _SignalVictims(Scheduler):  # type: ignore[misc]
-    """What :class:`SignalScheduler` adds to either of vLLM's schedulers."""
+    """What :class:`SignalScheduler` adds to either of vLLM's schedulers. ``now_s`` is the clock
+    that vLLM stamps arrivals with."""
+
+    now_s = staticmethod(time.time)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_version(vllm.__version__)
         super().__init__(*args, **kwargs)
         settings = read_settings(self.vllm_config.additional_config)
         model = self.vllm_config.model_config.model or ""
-        self.chooser = Chooser(settings, str(model))
+        self.chooser = Chooser(settings, str(model), self.now_s)
         self.live_log = self._open_log(settings)
         self._queue_policy = self.policy
         self._lent: tuple[Any, int] | None = None  # the victim, and the priority it gets back
@@ -162,14 +165,14 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
             if hasattr(config, theirs):  # which of them exist depends on vLLM's version
                 engine[ours] = getattr(config, theirs)
         header = {"vllm_version": vllm.__version__, "victims_by": settings.policy, "engine": engine}
-        return LiveLog(Path(settings.decisions), header, time.time())
+        return LiveLog(Path(settings.decisions), header, self.now_s())
 
     def _log_step(self, planned: Any) -> None:
         if self.live_log is None:
             return
         running, waiting = self.running, self.waiting
         self.live_log.step(
-            time.time(),
+            self.now_s(),
             {
                 "sched": planned.num_scheduled_tokens,
                 "preempted": self._victims,

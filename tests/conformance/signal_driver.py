@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ def scheduler_class(is_async: bool) -> str:
     return f"integrations.vllm_scheduler.{'' if is_async else 'Sync'}SignalScheduler"
 
 
+def use_virtual_clock(now_s: Callable[[], float]) -> None:
+    """Let the scheduler class read the driver's clock instead of the day's."""
+    from integrations.vllm_scheduler import _SignalVictims
+
+    _SignalVictims.now_s = staticmethod(now_s)
+
+
 def play(workload: dict[str, Any], folder: Path, number: int, version: str, max_steps: int) -> None:
     """Run one workload and write its two files."""
     environ = workload.pop("environ")
@@ -33,9 +41,14 @@ def play(workload: dict[str, Any], folder: Path, number: int, version: str, max_
     if environ is not None:
         os.environ.update(environ)
         engine["scheduler_cls"] = scheduler_class(engine.get("async_scheduling", False))
-    with (folder / f"{number:04d}.jsonl").open("w", encoding="utf-8") as log:
+    path = folder / f"{number:04d}.jsonl"
+    if environ is not None and environ.get("PREEMPTBENCH_DECISIONS"):
+        os.environ["PREEMPTBENCH_DECISIONS"] = str(path.with_suffix(".live.jsonl"))
+    with path.open("w", encoding="utf-8") as log:
         log.write(json.dumps({"vllm_version": version} | workload) + "\n")
+        use_virtual_clock(lambda: 0.0)
         run = Run(workload | {"engine": engine}, log)
+        use_virtual_clock(lambda: run.clock_s)
         run.play(max_steps)
     left: dict[str, Any] = {"num_finished": run.num_finished, "num_steps": run.num_steps}
     if environ is not None:
@@ -43,7 +56,7 @@ def play(workload: dict[str, Any], folder: Path, number: int, version: str, max_
         left["counters"] = chooser.counters.as_dict()
         left["num_tracked"] = len(chooser.tracked)
         if run.scheduler.live_log is not None:
-            run.scheduler.live_log.close()
+            run.scheduler.shutdown()
     (folder / f"{number:04d}.json").write_text(json.dumps(left), encoding="utf-8")
 
 
