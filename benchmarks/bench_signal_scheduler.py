@@ -4,10 +4,10 @@
 
 The same workload (1,024 requests, a pool that is always short) is planned by vLLM's own scheduler
 and by ours. *Hook* is ours with ``lifo`` less vLLM's own: the two plan the same steps, so the
-smallest time of each step over the repetitions is compared. *Decide* is what choosing victims took,
-the predictor included, of the best repetition. Their sum is the overhead of a policy. CPU seconds
-of the planning thread; no GPU and no model. Without numba in vLLM's environment (its GPU packages
-bring it), gbm-hazard is answered by numpy: the table says so.
+smallest time of each step over the repetitions is compared. *Decide* is what the chooser took
+(asking the predictor ahead, choosing, counting), of the best repetition. Their sum is the overhead
+of a policy. CPU seconds of the planning thread; no GPU and no model. Without numba in vLLM's
+environment (its GPU packages bring it), gbm-hazard is answered by numpy: the table says so.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def measure(environ: dict[str, str] | None, max_steps: int) -> dict[str, Any]:
         load["engine"] = ENGINE | {"scheduler_cls": "integrations.vllm_scheduler.SignalScheduler"}
     run = Run(load, cast(TextIO, _Nowhere()))
     plan, seconds, crowded = run.scheduler.schedule, [], []
+    spent_s = watch_chooser(run.scheduler.chooser) if environ is not None else [0.0]
 
     def timed() -> Any:
         start_s = time.thread_time()
@@ -74,7 +75,26 @@ def measure(environ: dict[str, str] | None, max_steps: int) -> dict[str, Any]:
     run.play(max_steps)
     chooser = run.scheduler.chooser if environ is not None else None
     counters = chooser.counters.as_dict() if chooser is not None else {}
+    counters["chooser_seconds"] = spent_s[0]
     return {"seconds": seconds, "crowded": crowded, "counters": counters}
+
+
+def watch_chooser(chooser: Any) -> list[float]:
+    """Return a list whose one number grows by the CPU seconds that the chooser takes."""
+    spent_s = [0.0]
+
+    def timed(call: Any) -> Any:
+        def wrapper(*args: Any) -> Any:
+            start_s = time.thread_time()
+            answer = call(*args)
+            spent_s[0] += time.thread_time() - start_s
+            return answer
+
+        return wrapper
+
+    for name in ("prepare", "choose", "planned"):
+        setattr(chooser, name, timed(getattr(chooser, name)))
+    return spent_s
 
 
 def inside(repeats: int, max_steps: int, checkpoints: list[str]) -> None:
@@ -100,7 +120,7 @@ def row_of(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     steps = [i for i, full in enumerate(runs["lifo"][0]["crowded"]) if full]
     lifo_decide_us = decide_us(runs["lifo"])
     hook_us = 1e6 * sum(lifo[i] - stock[i] for i in steps) / len(steps) - lifo_decide_us
-    counters = min((run["counters"] for run in runs[name]), key=lambda c: c["decision_seconds"])
+    counters = min((run["counters"] for run in runs[name]), key=lambda c: c["chooser_seconds"])
     worst_us = [max(run["seconds"]) * 1e6 for run in runs[name]]
     return {
         "policy": name,
@@ -109,9 +129,9 @@ def row_of(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "hook_us": hook_us,
         "decide_us": decide_us(runs[name]),
         "total_us": hook_us + decide_us(runs[name]),
-        "us_per_decision": 1e6 * counters["decision_seconds"] / counters["decisions"],
         "decisions_per_step": counters["decisions"] / counters["steps"],
         "worst_step_us": min(worst_us),
+        "old": counters["old_answers"],
         "late": counters["fallback_late"],
     }
 
@@ -124,7 +144,7 @@ def least_by_step(runs: list[dict[str, Any]]) -> list[float]:
 def decide_us(runs: list[dict[str, Any]]) -> float:
     """Return the microseconds a step that choosing took, of the best repetition."""
     counters = [run["counters"] for run in runs]
-    return min(1e6 * c["decision_seconds"] / c["steps"] for c in counters)
+    return min(1e6 * c["chooser_seconds"] / c["steps"] for c in counters)
 
 
 def make_checkpoints(folder: Path) -> list[str]:
@@ -168,11 +188,13 @@ def main() -> None:
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
     print(f"vLLM {found['vllm']}, numba {'present' if found['numba'] else 'absent'}; us a step")
-    columns = ("stock_us", "hook_us", "decide_us", "total_us", "us_per_decision", "worst_step_us")
-    print(f"{'policy':<30}" + "".join(f"{c:>17}" for c in columns) + "  decisions/step  late")
+    columns = ("stock_us", "hook_us", "decide_us", "total_us", "worst_step_us")
+    print(f"{'policy':<30}" + "".join(f"{c:>17}" for c in columns) + "  decisions/step   old  late")
     for row in found["rows"]:
         cells = "".join(f"{row[column]:>17.1f}" for column in columns)
-        print(f"{row['policy']:<30}{cells}{row['decisions_per_step']:>16.3f}{row['late']:>6}")
+        print(
+            f"{row['policy']:<30}{cells}{row['decisions_per_step']:>16.3f}{row['old']:>6}{row['late']:>6}"
+        )
 
 
 if __name__ == "__main__":

@@ -154,8 +154,8 @@ class Chooser:
     def _ask_policy(
         self, running: Sequence[EngineRequest], tracked: Sequence[Tracked], views: RunningViews
     ) -> tuple[int, bool]:
-        if self.estimates is not None:
-            self.estimates.refresh(running, tracked)
+        if self.estimates is not None and not self.estimates.refresh(running, tracked):
+            self.counters.old_answers += 1
         return choose_victim(self.policy, views)
 
     def _fall_back(self, views: RunningViews) -> int:

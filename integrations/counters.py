@@ -14,6 +14,7 @@ _HELP = {
     "predictor_rows": "Requests that the predictor answered for.",
     "predictor_seconds": "Wall seconds spent in the predictor.",
     "decision_seconds": "Wall seconds spent choosing victims, the predictor included.",
+    "old_answers": "Decisions that used an answer one refresh old: the budget was spent.",
     "fallback_error": "Decisions left to the fallback: the predictor or the policy raised.",
     "fallback_unsound": "Decisions that met an answer or score that is NaN or no length.",
     "fallback_late": "Decisions left to the fallback: the predictor's budget was spent.",
@@ -33,6 +34,7 @@ class Counters:
     predictor_rows: int = 0
     predictor_seconds: float = 0.0
     decision_seconds: float = 0.0
+    old_answers: int = 0
     fallback_error: int = 0
     fallback_unsound: int = 0
     fallback_late: int = 0

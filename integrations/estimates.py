@@ -23,8 +23,9 @@ from integrations.visible import UNSEEN_FIELDS, VisibleProgress
 from predictors.base import Predictor
 from predictors.features import PROGRESS_FEATURES, PROMPT_FEATURES
 
-CHUNK_ROWS = 8  # requests a call: the budget is looked at between two calls
-REST_FACTOR = 20.0  # a call longer than the budget is followed by so many times its own rest
+CHUNK_ROWS = 4  # requests a call: the budget is looked at between two calls
+LONG_CALL = 4.0  # a call that takes so many budgets is followed by ...
+REST_FACTOR = 20.0  # ... so many times its own rest: a slow predictor costs 5 % of the time
 
 
 class Late(Exception):
@@ -73,22 +74,28 @@ class Estimates:
         """Start a step: the whole budget is there again."""
         self._spent_s = 0.0
 
-    def refresh(self, running: Sequence[EngineRequest], tracked: Sequence[Tracked]) -> None:
+    def refresh(self, running: Sequence[EngineRequest], tracked: Sequence[Tracked]) -> bool:
         """Give every request an answer for the last multiple of ``refresh_tokens`` it reached.
 
-        Raises Late when the step's budget is spent first (answers had so far are kept), Unsound on
-        an answer that is no finite number of at least 1, and whatever the predictor raises.
+        Returns False when the step's budget is spent first and some answers are one multiple old;
+        raises Late when some are older, or missing (those had so far are kept), Unsound on an
+        answer that is no finite number of at least 1, and whatever the predictor raises.
         """
         stride = self.settings.refresh_tokens
         ages = [r.num_output_tokens // stride * stride for r in running]
         stale = [i for i, age in enumerate(ages) if tracked[i].answered_age != age]
+        stale.sort(key=lambda i: tracked[i].answered_age - ages[i])  # the most overdue first
         for at in range(0, len(stale), CHUNK_ROWS):
             if self._spent_s > self._budget_s or self._clock() < self._rests_until_s:
-                raise Late
+                late = tracked[stale[at]]
+                if late.answered_age < max(0, ages[stale[at]] - stride):
+                    raise Late
+                return False
             chunk = stale[at : at + CHUNK_ROWS]
             self._answer(
                 [running[i] for i in chunk], [tracked[i] for i in chunk], [ages[i] for i in chunk]
             )
+        return True
 
     @property
     def _budget_s(self) -> float:
@@ -111,7 +118,7 @@ class Estimates:
             counters.predictor_seconds += took_s
             counters.predictor_worst_s = max(counters.predictor_worst_s, took_s)
             self._spent_s += took_s
-            if took_s > self._budget_s:
+            if took_s > LONG_CALL * self._budget_s:
                 self._rests_until_s = start_s + (1.0 + REST_FACTOR) * took_s
         _check(remaining)
         for one, age, answer, high in zip(

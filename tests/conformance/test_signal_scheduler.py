@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contracts.errors import NoProgressError
@@ -20,6 +21,7 @@ from contracts.signals import RemainingGrid, SignalRequest, build_grid
 from predictors.registry import load_predictor
 from serving_sim.decisions import DriverLog, read_driver_file, step_line
 from serving_sim.engine import SimResult, StepLog, simulate
+from serving_sim.live_log import ENDED_REASONS
 from serving_sim.policies import get_policy, list_policies
 from tests.conformance.random_workloads import random_workload
 from tests.conformance.test_real_vllm import ENV, MAX_STEPS, ROOT, LogEnded, pytestmark
@@ -59,7 +61,7 @@ def run_vllm(workloads: list[Workload], folder: Path) -> list[Path]:
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return sorted((folder / "logs").glob("*.jsonl"))
+    return sorted((folder / "logs").glob("[0-9][0-9][0-9][0-9].jsonl"))
 
 
 def left_of(log: Path) -> dict[str, Any]:
@@ -134,6 +136,20 @@ def compare(log: DriverLog, policy: str, signal: RemainingGrid | None) -> SimRes
     return result
 
 
+def check_live_log(path: Path, log: DriverLog, *, is_whole: bool) -> None:
+    """Hold what the scheduler logged itself to what the driver saw from outside."""
+    live = path.with_suffix(".live.jsonl")
+    own = [json.loads(line) for line in live.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in own if "step" in line] == list(log.steps())
+    arrived = [line["arrived"] for line in own if "arrived" in line]
+    arrival_s = np.round(log.workload.arrival_s, 9).tolist()  # as logged
+    wanted = zip(log.workload.request_ids, arrival_s, strict=True)
+    assert {row["id"]: row["arrival"] for row in arrived}.items() <= dict(wanted).items()
+    ended = [line for line in own if "ended" in line]
+    assert len(ended) == len(arrived)
+    assert all(line["reason"] in ENDED_REASONS for line in ended) or not is_whole
+
+
 def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path) -> None:
     environs, workloads, policies = {}, [], []
     for index, policy in enumerate(POLICIES):
@@ -141,6 +157,7 @@ def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path)
             "PREEMPTBENCH_POLICY": policy,
             "PREEMPTBENCH_REFRESH_TOKENS": str(REFRESH_TOKENS),
             "PREEMPTBENCH_BUDGET_US": "60000000",
+            "PREEMPTBENCH_DECISIONS": "beside the driver's log",
         }
         if get_policy(policy).reads_signal:
             environs[policy]["PREEMPTBENCH_CHECKPOINT"] = str(checkpoint)
@@ -161,6 +178,7 @@ def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path)
             assert left["num_tracked"] == 0
             assert counters["preemptions"] == result.num_preemptions
             assert counters["recomputed_tokens"] == result.recomputed_tokens
+        check_live_log(path, log, is_whole=result is not None)
         sums = (left["num_steps"], counters["preemptions"], counters["unlike_lifo"])
         total[policy] = [a + b for a, b in zip(total[policy], sums, strict=True)]
     for policy, (steps, preemptions, unlike) in total.items():

@@ -246,7 +246,7 @@ def test_a_slow_predictor_costs_a_bounded_share_of_time(age_km: AgeKm) -> None:
 def test_a_budget_is_for_the_step_and_answers_accumulate(age_km: AgeKm) -> None:
     chooser, predictor = broken(age_km, budget_us=1000)
     predictor.answer, predictor.takes_s = 50.0, 0.0006
-    running = requests(*range(0, 4000, 100))  # five chunks: two fit in a step's budget
+    running = requests(*range(0, 2000, 100))  # five chunks: two fit in a step's budget
     positions = []
     for _ in range(4):
         chooser.prepare(running, 0)
@@ -254,7 +254,27 @@ def test_a_budget_is_for_the_step_and_answers_accumulate(age_km: AgeKm) -> None:
     assert chooser.counters.fallback_late == 2
     assert chooser.counters.predictor_calls == 5
     oldest_answer = [request.num_output_tokens % 64 for request in running]
-    assert positions == [39, 39, *[len(running) - 1 - oldest_answer[::-1].index(0)] * 2]
+    assert positions == [19, 19, *[len(running) - 1 - oldest_answer[::-1].index(0)] * 2]
+
+
+def test_an_answer_one_refresh_old_still_counts_and_an_older_one_does_not(age_km: AgeKm) -> None:
+    chooser, predictor = broken(age_km, budget_us=1000)
+    predictor.answer = 50.0
+    running = requests(*range(0, 800, 100))
+    assert chooser.choose(running, blocks) == 0  # age 0 has most to come: the others count down
+    predictor.takes_s = 0.002  # from now on one call, of four requests, uses the budget up
+    for expected in ((1, 0), (2, 0), (3, 0)):
+        for request in running:
+            request.num_output_tokens += 64
+        assert chooser.estimates is not None
+        chooser.estimates.new_step()
+        chooser.choose(running, blocks)
+        assert (chooser.counters.old_answers, chooser.counters.fallback_late) == expected
+    for request in running:
+        request.num_output_tokens += 128
+    chooser.estimates.new_step()
+    assert chooser.choose(running, blocks) == len(running) - 1
+    assert chooser.counters.fallback_late == 1
 
 
 def test_a_policy_that_raises_or_scores_nan_falls_back() -> None:
@@ -308,7 +328,7 @@ def test_counters_as_prometheus_text(tmp_path: Path) -> None:
     chooser.report()
     lines = (tmp_path / "metrics.prom").read_text(encoding="utf-8").splitlines()
     assert 'preemptbench_decisions_total{policy="lifo"} 1' in lines
-    assert len([line for line in lines if line.startswith("# TYPE")]) == 13
+    assert len([line for line in lines if line.startswith("# TYPE")]) == 14
     assert "2 preemptions in 9 steps" in Counters(preemptions=2, steps=9).line("lifo")
     assert json.loads(json.dumps(Counters().as_dict()))["steps"] == 0
 
