@@ -23,12 +23,11 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from contracts.errors import InvalidInput
 from integrations.chooser import Chooser
 from integrations.live_log import LiveLog
 from integrations.settings import DeploySettings, read_settings
+from integrations.versions import check_version
 
-SERIES = ("0.15", "0.20", "0.27", "0.33")  # of vLLM, that the conformance tests run against
 DEADLINE_KEY = "deadline_s"  # in SamplingParams.extra_args: seconds after arrival
 _FIRST = math.inf  # the priority lent to a victim: nobody else's is as large
 
@@ -200,13 +199,3 @@ class SignalScheduler(_SignalVictims, AsyncScheduler):  # type: ignore[misc]
 
 class SyncSignalScheduler(_SignalVictims):
     """The same for an engine started with ``--no-async-scheduling``."""
-
-
-def check_version(version: str) -> None:
-    """Refuse a vLLM that the conformance tests do not cover; raises InvalidInput."""
-    if not any(version == series or version.startswith(f"{series}.") for series in SERIES):
-        raise InvalidInput(
-            f"vLLM {version} is not one of {', '.join(SERIES)}, which this scheduler was tested "
-            "with: install one of those, or run make conformance VLLM_ENV=... against yours, read "
-            "what differs, and add its series to integrations/vllm_scheduler.py"
-        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +24,12 @@ from integrations.chooser import Chooser
 from integrations.counters import Counters
 from integrations.estimates import Estimates, known_model
 from integrations.settings import DeploySettings, read_settings
+from integrations.versions import check_version
 from integrations.visible import UNSEEN_FIELDS, VisibleProgress
+from predictors import trees
 from predictors.age_km import AgeKm, AgeKmSettings
+from predictors.boosting import BoostingSettings
+from predictors.gbm_hazard import GbmHazardSettings
 from serving_sim.policies import get_policy, list_policies
 from tests.synthetic_runs import MODEL, synthetic_runs
 from training.rows import training_set
@@ -342,3 +348,38 @@ def test_metrics_that_cannot_be_written_stop_nothing(
         chooser.report()
         chooser.report()
     assert sum("counters cannot be written" in r.message for r in caplog.records) == 1
+
+
+# --- where it is loaded
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.15.1", "0.27"])
+def test_known_series_are_taken(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.34.0", "0.3.3", "0.330.1", "1.0"])
+def test_other_series_are_refused_by_name(version: str) -> None:
+    with pytest.raises(InvalidInput, match=f"vLLM {version} is not one of 0.15, 0.20, 0.27, 0.33"):
+        check_version(version)
+
+
+def test_a_serving_engine_loads_nothing_heavy() -> None:
+    """Beyond numpy and safetensors only numba (which loads scipy itself), where it is installed."""
+    code = "import integrations.chooser, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    heavy = {"torch", "pyarrow", "lightgbm", "sklearn", "transformers", "matplotlib"}
+    assert not loaded & heavy
+    assert "serving_sim.engine" not in loaded
+
+
+def test_trees_answer_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numpy twins answer as the compiled walk does; 1e-12: they add leaves in another order."""
+    settings = GbmHazardSettings(boosting=BoostingSettings(num_trees=12))
+    fitted = settings.fit(training_set(synthetic_runs()))
+    asked = [SignalRequest("", "", "", "", "", "", MODEL, 10 + i, 200) for i in range(9)]
+    ages = np.arange(9) * 11
+    compiled = fitted.remaining(asked, ages)
+    monkeypatch.setattr(trees, "numba", None)
+    np.testing.assert_allclose(fitted.remaining(asked, ages), compiled, rtol=1e-12)
