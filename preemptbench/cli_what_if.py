@@ -66,6 +66,9 @@ def what_if(
     chosen = names or tuple(
         name for name in list_policies() if "(" not in name and not get_policy(name).reads_signal
     )
+    logged = recorded.victims_by
+    if logged and logged not in chosen and not get_policy(logged).reads_signal:
+        chosen = (logged, *chosen)  # its replay beside what was logged says how far to trust this
     policies = [get_policy("lifo")]
     for name in chosen:
         is_own = ":" in name

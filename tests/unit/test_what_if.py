@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import vllm_gpu_policies
 from contracts.errors import InvalidInput
 from eval.what_if import clairvoyant_grid
+from integrations.counters import Counters
 from integrations.live_log import LiveLog
 from preemptbench.cli import cli
 from serving_sim.decisions import read_driver_file, simulate_driver, step_line
@@ -187,3 +189,21 @@ def test_a_full_disk_ends_the_log_not_the_engine(tmp_path: Path) -> None:
     log.step(time.time(), {"sched": {}})
     log.step(time.time(), {"sched": {}})
     assert log._file is None
+
+
+def test_the_gpu_scripts_comparison_reads_what_a_run_leaves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first half needs a GPU; the second half, given such files, counts what they hold."""
+    out = tmp_path / "gpu"
+    out.mkdir()
+    (out / "device.txt").write_text("no GPU", encoding="utf-8")
+    for policy in vllm_gpu_policies.POLICIES:
+        write_live(tmp_path)[0].rename(out / f"{policy}.jsonl")
+        text = Counters(recomputed_tokens=321).prometheus(policy)
+        (out / f"{policy}.prom").write_text(text, encoding="utf-8")
+    vllm_gpu_policies.compare(out)
+    *_, lifo, least, fifo = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert [row[3] for row in (lifo, least, fifo)] == ["321"] * 3
+    assert fifo[0] == "fifo"
+    assert fifo[1] == fifo[2] != "0"  # the log was written under fifo: its replay agrees
