@@ -7,6 +7,7 @@ had written, and it is replayed as if it ended there.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,13 +72,10 @@ def _read_live(path: Path, header: dict[str, Any]) -> Recorded:
     for number, line in _lines(path):
         where = f"{path} line {number}"
         if "arrived" in line:
-            row = line["arrived"]
-            check_row({"output": 1, **row} if isinstance(row, dict) else row, where)
+            row = _checked_arrival(line["arrived"], where)
             rows[row["id"]] = row
         elif "ended" in line:
-            if not isinstance(line.get("output"), int):
-                raise InvalidInput(f"{where}: output is {line.get('output')!r}; it must be tokens")
-            ended[line["ended"]] = line
+            ended[_checked_end(line, where)["ended"]] = line
         else:
             steps.append(_checked_step(line, where))
             decoded.update(name for name, tokens in line["sched"].items() if tokens == 1)
@@ -113,11 +111,36 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, parse_object(text, f"{path} line {number}")
 
 
+def _checked_arrival(row: Any, where: str) -> dict[str, Any]:
+    """Return a copy of a request's row; its output is not known yet."""
+    known = {"output": 1, **row} if isinstance(row, dict) else row
+    check_row(known, where)
+    if "max_tokens" not in known:
+        raise InvalidInput(f"{where} has no 'max_tokens': {row!r:.80}")
+    return dict(known)
+
+
+def _checked_end(line: dict[str, Any], where: str) -> dict[str, Any]:
+    for key, kind, wanted in (
+        ("ended", str, "an id"),
+        ("output", int, "whole tokens"),
+        ("reason", str, "a word"),
+    ):
+        if type(line.get(key)) is not kind:
+            raise InvalidInput(f"{where}: {key} is {line.get(key)!r:.80}; it must be {wanted}")
+    return line
+
+
 def _checked_step(line: dict[str, Any], where: str) -> dict[str, Any]:
     kinds = {"t": (int, float), "sched": (dict,), "preempted": (list,)}
     for key, kind in kinds.items():
         if not isinstance(line.get(key), kind):
             raise InvalidInput(f"{where}: field {key!r} is {line.get(key)!r:.80}: not a step")
+    wrong = [tokens for tokens in line["sched"].values() if type(tokens) is not int]
+    if wrong or not math.isfinite(line["t"]):
+        raise InvalidInput(
+            f"{where}: tokens and t must be numbers, not {[*wrong, line['t']]!r:.80}"
+        )
     return line
 
 
