@@ -7,15 +7,19 @@ parent inside one tree, so an evaluation always ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
+
+try:
+    import numba
+except ImportError:  # a serving engine's environment may lack it: then the numpy twin answers
+    numba = None
 
 MAX_NODES = 5_000_000
 LEAF = -1
@@ -175,6 +179,8 @@ def _check_links(trees: TreeEnsemble) -> None:
 def raw_scores(trees: TreeEnsemble, rows: FloatArray) -> FloatArray:
     """Return the summed leaf values (n,) of ``rows`` (n, num_features): LightGBM's raw score."""
     _check_width(trees, rows)
+    if numba is None:
+        return raw_scores_numpy(trees, rows)
     out = np.zeros(len(rows))
     _sum_leaves(np.ascontiguousarray(rows), *_arrays(trees), out)
     return out
@@ -189,6 +195,8 @@ def raw_scores_swept(trees: TreeEnsemble, rows: FloatArray, values: FloatArray) 
     _check_width(trees, rows)
     if not (values[0] > 0.0 and (np.diff(values) > 0.0).all()):
         raise InvalidInput(f"swept values {values.tolist()} must be positive and rise")
+    if numba is None:
+        return _swept_numpy(trees, rows, values)
     out = np.zeros((len(rows), len(values)))
     _sweep_leaves(np.ascontiguousarray(rows), values, *_arrays(trees), out)
     return out
@@ -214,6 +222,21 @@ def raw_scores_numpy(trees: TreeEnsemble, rows: FloatArray) -> FloatArray:
     return out
 
 
+def _swept_numpy(trees: TreeEnsemble, rows: FloatArray, values: FloatArray) -> FloatArray:
+    """The slow twin of :func:`raw_scores_swept`: every pair of a row and a value is its own row."""
+    pairs = np.repeat(rows, len(values), axis=0)
+    pairs[:, -1] = np.tile(values, len(rows))
+    return raw_scores_numpy(trees, pairs).reshape(len(rows), len(values))
+
+
+def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return numba's decorator; without numba, one that changes nothing (nobody calls it then)."""
+    if numba is None:
+        return lambda function: function
+    decorator: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(**options)
+    return decorator
+
+
 def _check_width(trees: TreeEnsemble, rows: FloatArray) -> None:
     if rows.ndim != 2 or rows.shape[1] != trees.num_features:
         raise InvalidInput(
@@ -225,7 +248,7 @@ def _arrays(trees: TreeEnsemble) -> tuple[np.ndarray, ...]:
     return tuple(getattr(trees, name) for name in ARRAY_NAMES)
 
 
-@numba.njit(cache=True, inline="always")
+@_compiled(cache=True, inline="always")
 def _goes_left(x, threshold, missing, default_left):  # type: ignore[no-untyped-def]
     if np.isnan(x):
         if missing != 0:
@@ -236,7 +259,7 @@ def _goes_left(x, threshold, missing, default_left):  # type: ignore[no-untyped-
     return x <= threshold
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled(cache=True, nogil=True)
 def _sum_leaves(  # type: ignore[no-untyped-def]
     rows, feature, threshold, left, right, missing, default_left, value, offsets, out
 ):
@@ -254,7 +277,7 @@ def _sum_leaves(  # type: ignore[no-untyped-def]
         out[row] = total
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled(cache=True, nogil=True)
 def _sweep_leaves(  # type: ignore[no-untyped-def]
     rows, values, feature, threshold, left, right, missing, default_left, value, offsets, out
 ):

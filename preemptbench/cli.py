@@ -20,6 +20,7 @@ from preemptbench.cli_simulate import policies, simulate
 from preemptbench.cli_study import study
 from preemptbench.cli_train import score, train
 from preemptbench.cli_validate import validate
+from preemptbench.cli_what_if import what_if
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -33,7 +34,7 @@ def cli() -> None:
 
 for command in (
     demo, collect, runs, oracle, train, score, simulate, study, report, rescore, compare, policies,
-    profiles, validate, calibrate, env,
+    profiles, validate, what_if, calibrate, env,
 ):  # fmt: skip
     cli.add_command(command)
 

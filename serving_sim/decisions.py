@@ -87,15 +87,15 @@ class DriverLog:
     def steps(self) -> Iterator[dict[str, Any]]:
         """Yield the logged steps in order (none for a bare workload)."""
         if _is_log(self.path):
-            with _open(self.path) as file:
+            with open_log(self.path) as file:
                 next(file)
                 lines = enumerate(file, start=2)
                 while True:
-                    with _readable(self.path):
+                    with readable(self.path):
                         number, line = next(lines, (0, ""))
                     if not number:
                         return
-                    yield _parse(line, f"{self.path} line {number}")
+                    yield parse_object(line, f"{self.path} line {number}")
 
 
 def read_driver_file(path: Path) -> DriverLog:
@@ -106,13 +106,13 @@ def read_driver_file(path: Path) -> DriverLog:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise InvalidInput(f"{path} {what}: give a driver workload or a decision log")
-    with _readable(path), _open(path) as file:
+    with readable(path), open_log(path) as file:
         text = file.readline(_MAX_CHARS + 1) if _is_log(path) else file.read(_MAX_CHARS + 1)
     if not text.strip():
         raise InvalidInput(f"{path} is empty: it must begin with an object that lists 'requests'")
     if len(text) > _MAX_CHARS:
         raise InvalidInput(f"{path}: the header is longer than {_MAX_CHARS} characters: split it")
-    header = _parse(text, f"{path}, header")
+    header = parse_object(text, f"{path}, header")
     for key in header:
         if key not in _HEADER_KEYS:
             raise unknown_name(f"field in the header of {path}:", key, _HEADER_KEYS)
@@ -130,11 +130,11 @@ def read_driver_file(path: Path) -> DriverLog:
             f"{path}: policy is 'priority', but none of the {len(rows)} requests has a 'priority': "
             "give them one (a whole number, the smallest goes first), or set policy to 'fcfs'"
         )
-    version = _version(path, header.get("vllm_version"))
+    version = version_of(path, header.get("vllm_version"))
     return DriverLog(path, engine, workload_of(path.name, rows), sums, version)
 
 
-def _version(path: Path, text: object) -> VllmVersion:
+def version_of(path: Path, text: object) -> VllmVersion:
     """Return the version series of a log, as in 0.33 for 0.33.0; without one, the newest."""
     known = get_args(VllmVersion)
     if text is None:
@@ -265,7 +265,7 @@ def totals(driver: DriverLog, result: SimResult) -> dict[str, int]:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Turn what reading a damaged file raises into InvalidInput naming ``path``."""
     try:
         yield
@@ -280,13 +280,15 @@ def _is_log(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def _open(path: Path) -> TextIO:
+def open_log(path: Path) -> TextIO:
+    """Open a log for reading, gzipped or not."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8")
     return path.open(encoding="utf-8")
 
 
-def _parse(text: str, where: str) -> dict[str, Any]:
+def parse_object(text: str, where: str) -> dict[str, Any]:
+    """Return a JSON object; raises InvalidInput naming ``where``."""
     try:
         data = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from contracts.choice import DRAW_PURPOSE
 from contracts.errors import LawViolation, NoProgressError
 from contracts.policy import Policy, RunningViews
 from contracts.signals import RemainingGrid
@@ -29,7 +30,7 @@ from serving_sim.policies import lifo
 from serving_sim.profile import AffineProfile, StepProfile
 from serving_sim.scheduler import ChooseVictim
 from serving_sim.surface import MeasuredRange, SurfaceProfile
-from serving_sim.victims import DRAW_PURPOSE, PolicyRule, least_urgent
+from serving_sim.victims import PolicyRule, least_urgent
 from traces.workload import Workload
 
 _LOG = logging.getLogger(__name__)

@@ -7,16 +7,15 @@ from collections import deque
 
 import numpy as np
 
-from contracts.errors import ConformanceError, InvalidInput
+from contracts.choice import DRAW_PURPOSE, TPOT_WINDOW_STEPS, choose_victim
+from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, Policy, RunningViews
 from contracts.randomness import keyed_uniform
 from contracts.signals import RemainingGrid
 from serving_sim.faults import Answer, SignalOutage
 from serving_sim.requests import LiveRequest
 
-TPOT_WINDOW_STEPS = 32
 GARBAGE: dict[Answer, float] = {"nan": math.nan, "inf": math.inf, "negative": -1.0}
-DRAW_PURPOSE = "policy-draw"  # keys the draws of randomised policies
 
 
 def youngest(running: list[LiveRequest], now_s: float) -> int:  # noqa: ARG001
@@ -73,22 +72,9 @@ class PolicyRule:
 
     def victim_of(self, views: RunningViews) -> int:
         """Return the position of the victim among ``views``, which are in admission order."""
-        count = len(views.request_id)
-        scores = np.asarray(self.policy.score(views), dtype=np.float64)
-        if scores.shape != (count,):
-            raise ConformanceError(
-                f"policy {self.policy.name!r} returned scores of shape {scores.shape} for "
-                f"{count} requests: return one float a request"
-            )
-        # the last maximum is the youngest; argmax takes a NaN for the largest of all
-        youngest = count - 1 - int(scores[::-1].argmax())
-        if not math.isnan(scores[youngest]):
-            return youngest
-        self.num_fallbacks += 1
-        scored = np.flatnonzero(~np.isnan(scores))
-        if not scored.size:
-            return count - 1
-        return int(scored[scored.size - 1 - int(np.argmax(scores[scored][::-1]))])
+        position, met_nan = choose_victim(self.policy, views)
+        self.num_fallbacks += met_nan
+        return position
 
     def views(self, running: list[LiveRequest], now_s: float) -> RunningViews:
         """Return what the policy may know of ``running``, in admission order."""

@@ -28,7 +28,7 @@ DONE, ASKS, STUCK, PAUSED, BROKEN = 0, 1, 2, 3, 4  # what :func:`advance` return
 NOT_ARRIVED, ACCEPTED, REFUSED, FINISHED = 0, 1, 2, 3  # status of a request
 NATIVE_YOUNGEST, NATIVE_LEAST_URGENT, ASK = 0, 1, 2  # rule of an engine
 NOBODY = -1
-NUM_RECENT_STEPS = 32  # victims.TPOT_WINDOW_STEPS
+NUM_RECENT_STEPS = 32  # contracts.choice.TPOT_WINDOW_STEPS
 ARRIVAL_SLACK_S = 1e-12  # engine.ARRIVAL_SLACK_S
 PAUSE_WORK = 2_000_000  # requests looked at before Python may handle a Ctrl-C: below 0.1 s
 

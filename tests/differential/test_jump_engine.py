@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from contracts.choice import TPOT_WINDOW_STEPS
 from contracts.errors import (
     ConformanceError,
     InvalidInput,
@@ -38,7 +39,7 @@ from serving_sim.jump import ENGINES, Simulate, simulate_fast, unsupported
 from serving_sim.kernels import layout, leaps
 from serving_sim.policies import get_policy
 from serving_sim.profile import AffineProfile, StepProfile, StepWork, load_profile
-from serving_sim.victims import TPOT_WINDOW_STEPS, youngest
+from serving_sim.victims import youngest
 from tests.surfaces import small_profile
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import write_runs

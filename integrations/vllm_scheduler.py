@@ -1,0 +1,201 @@
+"""vLLM's own scheduler, with victims chosen by a policy and a checkpoint of this project.
+
+    vllm serve MODEL --scheduler-cls integrations.vllm_scheduler.SignalScheduler
+
+``schedule()`` is vLLM's. Its FCFS branch can only evict the tail; its PRIORITY branch evicts
+anyone, and takes back what the victim was given in the same step. So the PRIORITY branch is used,
+whatever orders the queue: when an allocation for a running request fails, the policy is asked, the
+victim is lent the largest priority for as long as vLLM needs to find it, and the queue's own
+policy is restored at the end of the call. Nothing else reads either meanwhile (up to 0.27 the
+admission phase does, but it is skipped in a step that evicted).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from integrations.chooser import Chooser
+from integrations.live_log import LiveLog
+from integrations.settings import DeploySettings, read_settings
+from integrations.versions import check_version
+
+DEADLINE_KEY = "deadline_s"  # in SamplingParams.extra_args: seconds after arrival
+_FIRST = math.inf  # the priority lent to a victim: nobody else's is as large
+
+
+class _SignalVictims(Scheduler):  # type: ignore[misc]
+    """What :class:`SignalScheduler` adds to either of vLLM's schedulers. ``now_s`` is the clock
+    that vLLM stamps arrivals with."""
+
+    now_s = staticmethod(time.time)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_version(vllm.__version__)
+        super().__init__(*args, **kwargs)
+        settings = read_settings(self.vllm_config.additional_config)
+        model = self.vllm_config.model_config.model or ""
+        self.chooser = Chooser(settings, str(model), self.now_s)
+        self.live_log = self._open_log(settings)
+        self._queue_policy = self.policy
+        self._lent: tuple[Any, int] | None = None  # the victim, and the priority it gets back
+        self._managers = self.kv_cache_manager.coordinator.single_type_managers
+        self._pool = self.kv_cache_manager.block_pool
+        self._watch_allocations()
+
+    def _watch_allocations(self) -> None:
+        """Ask for a victim whenever a running request cannot have its blocks."""
+        allocate = self.kv_cache_manager.allocate_slots
+        running_status = RequestStatus.RUNNING
+
+        def watched(
+            request: Any, num_new_tokens: int, num_lookahead_tokens: int = 0, **admission: Any
+        ) -> Any:
+            # one call a running request and step: no *args, which would cost more than the rest
+            if admission:
+                return allocate(
+                    request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **admission
+                )
+            blocks = allocate(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens)
+            if blocks is None and request.status == running_status:
+                self._lend()
+            return blocks
+
+        self.kv_cache_manager.allocate_slots = watched
+
+    def _lend(self) -> None:
+        """Make the policy's victim the one that vLLM's PRIORITY branch finds."""
+        self._give_back()
+        victim = self.running[self.chooser.choose(self.running, self._count_blocks)]
+        self._lent = (victim, victim.priority)
+        victim.priority = _FIRST
+        self.policy = SchedulingPolicy.PRIORITY
+
+    def _give_back(self) -> None:
+        if self._lent is not None:
+            victim, priority = self._lent
+            victim.priority, self._lent = priority, None
+
+    def _count_blocks(self, request_id: str) -> int:
+        return sum(len(m.req_to_blocks.get(request_id, ())) for m in self._managers)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan a step; see vLLM."""
+        self.chooser.prepare(self.running, self._pool.get_num_free_blocks())
+        try:
+            planned = super().schedule(*args, **kwargs)
+        finally:
+            self._give_back()
+            self.policy = self._queue_policy
+        self.chooser.planned(planned.num_scheduled_tokens, self.requests)
+        if self.live_log is not None:
+            self._log_step(planned)
+        return planned
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._give_back()  # the queue it goes to may order by priority
+        self.chooser.preempted(request, request.num_computed_tokens)
+        if self.live_log is not None:
+            self._victims.append(request.request_id)
+        return super()._preempt_request(request, *args, **kwargs)
+
+    def add_request(self, request: Any) -> None:
+        """Queue a request; see vLLM."""
+        extra = getattr(request.sampling_params, "extra_args", None) or {}
+        relative_s = extra.get(DEADLINE_KEY)
+        has_deadline = isinstance(relative_s, int | float)
+        self.chooser.arrived(
+            request, request.arrival_time + relative_s if has_deadline else math.nan
+        )
+        if self.live_log is not None:
+            self.live_log.arrived(
+                {
+                    "id": request.request_id,
+                    "prompt": request.num_prompt_tokens,
+                    "max_tokens": request.max_tokens,
+                    "priority": request.priority,
+                },
+                request.arrival_time,
+            )
+        super().add_request(request)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.chooser.ended(request.request_id)
+        if self.live_log is not None:
+            reason = str(request.get_finished_reason())
+            self.live_log.ended(request.request_id, request.num_output_tokens, reason)
+        return super()._free_request(request, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """Write the last counters; see vLLM."""
+        self.chooser.report()
+        if self.live_log is not None:
+            for request in self.requests.values():
+                self.live_log.ended(request.request_id, request.num_output_tokens, "unfinished")
+            self.live_log.close()
+        super().shutdown()
+
+    def _open_log(self, settings: DeploySettings) -> LiveLog | None:
+        if not settings.decisions:
+            return None
+        self._victims: list[str] = []
+        config, cache = self.scheduler_config, self.cache_config
+        engine = {
+            "num_blocks": self.kv_cache_config.num_blocks,
+            "block_size": self.block_size,
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "max_model_len": self.max_model_len,
+            "policy": self.policy.value,
+            "enable_prefix_caching": bool(cache.enable_prefix_caching),
+            "enable_chunked_prefill": bool(config.enable_chunked_prefill),
+            "long_prefill_token_threshold": config.long_prefill_token_threshold,
+            "async_scheduling": isinstance(self, AsyncScheduler),
+        }
+        for ours, theirs in _NEWER_SETTINGS.items():
+            if hasattr(config, theirs):  # which of them exist depends on vLLM's version
+                engine[ours] = getattr(config, theirs)
+        header = {"vllm_version": vllm.__version__, "victims_by": settings.policy, "engine": engine}
+        return LiveLog(Path(settings.decisions), header, self.now_s())
+
+    def _log_step(self, planned: Any) -> None:
+        if self.live_log is None:
+            return
+        running, waiting = self.running, self.waiting
+        self.live_log.step(
+            self.now_s(),
+            {
+                "sched": planned.num_scheduled_tokens,
+                "preempted": self._victims,
+                "finished_before": sorted(planned.finished_req_ids),
+                "running": [request.request_id for request in running],
+                "waiting": [request.request_id for request in waiting],
+                "n_running": len(running),
+                "n_waiting": len(waiting),
+                "free": self._pool.get_num_free_blocks(),
+            },
+        )
+        self._victims = []
+
+
+_NEWER_SETTINGS = {
+    "reserve_full_isl": "scheduler_reserve_full_isl",
+    "watermark": "watermark",
+    "long_prefill_token_threshold_adaptive": "long_prefill_token_threshold_adaptive",
+}
+
+
+class SignalScheduler(_SignalVictims, AsyncScheduler):  # type: ignore[misc]
+    """For ``--scheduler-cls``: asynchronous scheduling stays on, as is vLLM's default."""
+
+
+class SyncSignalScheduler(_SignalVictims):
+    """The same for an engine started with ``--no-async-scheduling``."""

@@ -1,0 +1,79 @@
+"""Runs the real vLLM with this project's scheduler class; each workload brings its environment.
+
+Runs in vLLM's environment, from the root of this repository:
+
+    python -m tests.conformance.signal_driver workloads.jsonl LOG_FOLDER [--max-steps N]
+
+Each line is a driver workload with one more field, ``environ`` (None: vLLM's own scheduler).
+``LOG_FOLDER/NNNN.jsonl`` is its decision log, ``NNNN.json`` what is left when it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.vllm_prefix_driver import Run
+
+
+def scheduler_class(is_async: bool) -> str:
+    """Return the class to ask vLLM for."""
+    return f"integrations.vllm_scheduler.{'' if is_async else 'Sync'}SignalScheduler"
+
+
+def use_virtual_clock(now_s: Callable[[], float]) -> None:
+    """Let the scheduler class read the driver's clock instead of the day's."""
+    from integrations.vllm_scheduler import _SignalVictims
+
+    _SignalVictims.now_s = staticmethod(now_s)
+
+
+def play(workload: dict[str, Any], folder: Path, number: int, version: str, max_steps: int) -> None:
+    """Run one workload and write its two files."""
+    environ = workload.pop("environ")
+    engine = dict(workload["engine"])
+    for key in [key for key in os.environ if key.startswith("PREEMPTBENCH_")]:
+        del os.environ[key]
+    if environ is not None:
+        os.environ.update(environ)
+        engine["scheduler_cls"] = scheduler_class(engine.get("async_scheduling", False))
+    path = folder / f"{number:04d}.jsonl"
+    if environ is not None and environ.get("PREEMPTBENCH_DECISIONS"):
+        os.environ["PREEMPTBENCH_DECISIONS"] = str(path.with_suffix(".live.jsonl"))
+    with path.open("w", encoding="utf-8") as log:
+        log.write(json.dumps({"vllm_version": version} | workload) + "\n")
+        use_virtual_clock(lambda: 0.0)
+        run = Run(workload | {"engine": engine}, log)
+        use_virtual_clock(lambda: run.clock_s)
+        run.play(max_steps)
+    left: dict[str, Any] = {"num_finished": run.num_finished, "num_steps": run.num_steps}
+    if environ is not None:
+        chooser = run.scheduler.chooser
+        left["counters"] = chooser.counters.as_dict()
+        left["num_tracked"] = len(chooser.tracked)
+        if run.scheduler.live_log is not None:
+            run.scheduler.shutdown()
+    (folder / f"{number:04d}.json").write_text(json.dumps(left), encoding="utf-8")
+
+
+def main() -> None:
+    """Run every workload of the file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("workloads", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--max-steps", type=int, default=1_000_000_000)
+    options = parser.parse_args()
+    import vllm
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    lines = options.workloads.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        play(json.loads(line), options.folder, number, vllm.__version__, options.max_steps)
+
+
+if __name__ == "__main__":
+    main()
