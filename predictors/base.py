@@ -135,7 +135,8 @@ class Predictor(ABC):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> Self:
-        """Read a checkpoint folder of this family; raises CheckpointError."""
+        """Read a checkpoint folder of this family, without any calibration it carries (that is
+        predictors.registry.load_predictor); raises CheckpointError."""
         return cls.restored(read_checkpoint(Path(folder)))
 
     @classmethod

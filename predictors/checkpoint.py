@@ -60,6 +60,7 @@ class Checkpoint:
     settings: JsonObject
     metrics: list[JsonValue]
     tensors: dict[str, np.ndarray]
+    calibration: JsonValue = None
 
 
 def write_checkpoint(
@@ -69,8 +70,12 @@ def write_checkpoint(
     settings: JsonObject,
     metrics: Sequence[MetricRow],
     tensors: Mapping[str, np.ndarray],
+    calibration: JsonObject | None = None,
 ) -> None:
-    """Write the folder; ``config.json`` comes last, so a torn write is never a checkpoint."""
+    """Write the folder; ``config.json`` comes last, so a torn write is never a checkpoint.
+
+    ``calibration`` is what predictors.conformal stores.
+    """
     from safetensors.numpy import save
 
     blob = save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
@@ -85,6 +90,8 @@ def write_checkpoint(
         "metrics": [_finite_row(row) for row in metrics],
         "tensors_sha256": hashlib.sha256(blob).hexdigest(),
     }
+    if calibration is not None:
+        config["calibration"] = calibration
     config["config_sha256"] = _digest(config)
     _write(folder / TENSOR_FILE, blob)
     _write(folder / CARD_FILE, model_card(config).encode())
@@ -120,6 +127,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         settings=settings,
         metrics=metrics,
         tensors=_parse_tensors(blob, str(folder / TENSOR_FILE)),
+        calibration=config.get("calibration"),
     )
 
 
