@@ -53,8 +53,11 @@ class GbmHazard(HorizonPredictor):
 
     def residual_survival(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """Return P(remaining > edge): the product of 1 - hazard over the bins up to it."""
-        rows = feature_matrix(requests, ages)[:, self._columns]
-        rows = np.column_stack([rows, np.zeros(len(rows))])
+        return self.survival_of(feature_matrix(requests, ages))
+
+    def survival_of(self, known: FloatArray) -> FloatArray:
+        """Return the same from what is known, (n, len(FEATURE_NAMES))."""
+        rows = np.column_stack([known[:, self._columns], np.zeros(len(known))])
         log_odds = raw_scores_swept(self.trees, rows, self.edges.astype(np.float64))
         return np.asarray(np.exp(-np.cumsum(np.logaddexp(0.0, log_odds), axis=1)))
 

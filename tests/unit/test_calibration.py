@@ -1,4 +1,4 @@
-"""Calibrated bounds hold as often as they say: by age, with cut runs, after a shift, when loaded."""
+"""Calibrated bounds hold as often as they say: by age, with cut runs, after a shift, reloaded."""
 
 from __future__ import annotations
 
