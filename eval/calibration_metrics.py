@@ -38,7 +38,7 @@ def randomised_pit(
 
     ``draw`` (n,) is uniform; it spreads the mass of whole tokens, and that of the cap.
     """
-    before = 1.0 - signal.survival(requests, ages, left - 1.0)
+    before = 1.0 - signal.survival(requests, ages, left.astype(np.float64) - 1.0)
     reached = 1.0 - signal.survival(requests, ages, left.astype(np.float64))
     return before + draw * (reached - before), reached
 

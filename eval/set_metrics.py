@@ -55,7 +55,9 @@ def regret(scores: FloatArray, cost: FloatArray) -> FloatArray:
     """Return what the pick costs beyond the cheapest choice, as a share of the dearest."""
     least, most = cost.min(axis=1), cost.max(axis=1)
     paid = (pick_share(scores) * cost).sum(axis=1)
-    return np.divide(paid - least, most, out=np.zeros(len(cost)), where=most > 0.0)
+    share: FloatArray = np.zeros(len(cost))
+    np.divide(paid - least, most, out=share, where=most > 0.0)
+    return share
 
 
 def top_1(scores: FloatArray, remaining: IntArray) -> FloatArray:
@@ -77,7 +79,9 @@ def concordance(scores: FloatArray, remaining: IntArray) -> FloatArray:
     guess = np.sign(scores[:, first] - scores[:, second])
     pairs = (truth != 0).sum(axis=1)
     right = ((1.0 + truth * guess) / 2.0 * (truth != 0)).sum(axis=1)
-    return np.divide(right, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
+    share: FloatArray = np.full(len(pairs), np.nan)
+    np.divide(right, pairs, out=share, where=pairs > 0)
+    return share
 
 
 def ndcg(scores: FloatArray, remaining: IntArray) -> FloatArray:

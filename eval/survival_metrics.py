@@ -27,8 +27,7 @@ def harrell_c(
     A pair is comparable when the shorter was seen to end (at a tie: when one ended and the other
     was cut). ``weights`` (n,) count each row that often, as a bootstrap does.
     """
-    ones = np.ones(len(times))
-    return _weighted_c(times, event, estimates, ones, ones if weights is None else weights)
+    return _weighted_c(concordant_pairs(times, event, estimates, np.ones(len(times))), weights)
 
 
 def uno_c(
@@ -40,13 +39,8 @@ def uno_c(
 ) -> float:
     """Return Uno's C: each comparable pair weighs 1 / G(shorter)^2, G the chance of not having been
     cut by then; only pairs whose shorter is below ``tau`` count (default: the longest time)."""
-    bound = float(times.max()) if tau is None else tau
-    kept = event & (times < bound)
-    staying = censoring_survival(times, event)(times)
-    each = np.divide(1.0, staying**2, out=np.zeros(len(times)), where=kept & (staying > 0))
-    return _weighted_c(
-        times, event, estimates, each, np.ones(len(times)) if weights is None else weights
-    )
+    pair = uno_pairs(times, event, tau)
+    return _weighted_c(concordant_pairs(times, event, estimates, pair), weights)
 
 
 def censoring_survival(times: IntArray, event: np.ndarray) -> Callable[[IntArray], FloatArray]:
@@ -97,7 +91,7 @@ def log_likelihood(
     """Return log P(R = left) (n,), or log P(R > left) where the end is not ``known``; never below
     the logarithm of :data:`LEAST_PROBABILITY`."""
     beyond = signal.survival(requests, ages, left.astype(np.float64))
-    before = signal.survival(requests, ages, left - 1.0)
+    before = signal.survival(requests, ages, left.astype(np.float64) - 1.0)
     return np.log(np.maximum(np.where(known, before - beyond, beyond), LEAST_PROBABILITY))
 
 
@@ -120,8 +114,8 @@ def crps(
     error = (ended - (left[owner] <= at)) ** 2
     count = len(requests)
     return (
-        np.bincount(owner, error * width, count),
-        np.bincount(owner, error * log_width, count),
+        np.bincount(owner, error * width, count).astype(np.float64),
+        np.bincount(owner, error * log_width, count).astype(np.float64),
     )
 
 
@@ -133,15 +127,28 @@ def _horizons(room: int, left: int) -> IntArray:
     return np.unique(np.concatenate([[0, left], spaced, [room]]))
 
 
-def _weighted_c(
-    times: IntArray, event: np.ndarray, estimates: FloatArray, pair: FloatArray, row: FloatArray
-) -> float:
-    """Return the share of right pairs (i shorter), each worth pair[i] * row[i] * row[j]."""
-    right = total = 0.0
-    for i in np.flatnonzero(event & (pair > 0.0) & (row > 0.0)).tolist():
-        other = (times > times[i]) | ((times == times[i]) & ~event)
-        worth = pair[i] * row[i] * row[other]
-        difference = estimates[other] - estimates[i]
-        right += float((worth * ((1.0 + np.sign(difference)) / 2.0)).sum())
-        total += float(worth.sum())
-    return right / total if total > 0.0 else float("nan")
+def concordant_pairs(
+    times: IntArray, event: np.ndarray, estimates: FloatArray, pair: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return (right, total), (n, n) each: what the pair (i shorter, j) is worth, ``pair`` (n,) by
+    i, and how much of it was ordered right. For up to a few thousand rows."""
+    comparable = (times[None, :] > times[:, None]) | (
+        (times[None, :] == times[:, None]) & ~event[None, :]
+    )
+    total = pair[:, None] * (comparable & event[:, None])
+    sign = np.sign(estimates[None, :] - estimates[:, None])
+    return total * (1.0 + sign) / 2.0, total
+
+
+def uno_pairs(times: IntArray, event: np.ndarray, tau: float | None = None) -> FloatArray:
+    """Return 1 / G(time)^2 (n,), 0 at times from ``tau`` on (default: the longest time)."""
+    kept = event & (times < (float(times.max()) if tau is None else tau))
+    staying = censoring_survival(times, event)(times)
+    return np.divide(1.0, staying**2, out=np.zeros(len(times)), where=kept & (staying > 0))
+
+
+def _weighted_c(pairs: tuple[FloatArray, FloatArray], weights: FloatArray | None) -> float:
+    right, total = pairs
+    w = np.ones(len(total)) if weights is None else weights
+    worth = float(w @ total @ w)
+    return float(w @ right @ w) / worth if worth > 0.0 else float("nan")
