@@ -94,29 +94,15 @@ def write_checkpoint(
         config["calibration"] = calibration
     config["config_sha256"] = _digest(config)
     _write(folder / TENSOR_FILE, blob)
-    _write(folder / CARD_FILE, model_card(config).encode())
+    write_card(folder, config)
     _write(folder / CONFIG_FILE, _render(config))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify a folder; raises CheckpointError naming the file and what broke."""
     where = folder / CONFIG_FILE
-    data = _read(where, _MAX_CONFIG_BYTES)
-    config = _parse_config(data, str(where))
-    if config.get("format") != FORMAT or config.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{where} is {config.get('format')!r} version {config.get('format_version')!r}; this "
-            f"release reads {FORMAT!r} version {FORMAT_VERSION}: re-export the checkpoint"
-        )
-    unsigned = {key: value for key, value in config.items() if key != "config_sha256"}
-    if config.get("config_sha256") != _digest(unsigned) or data != _render(config):
-        raise CheckpointError(f"{where} was changed after it was written: fetch the folder again")
-    blob = _read(folder / TENSOR_FILE, _MAX_TENSOR_BYTES)
-    if hashlib.sha256(blob).hexdigest() != config.get("tensors_sha256"):
-        raise CheckpointError(
-            f"{folder / TENSOR_FILE} does not match its SHA-256 in {CONFIG_FILE}: it is damaged "
-            "or of another checkpoint; fetch the folder again"
-        )
+    config = read_config(folder)
+    blob = _tensor_bytes(folder, config)
     settings, metrics = config.get("settings"), config.get("metrics")
     if not isinstance(settings, dict) or not isinstance(metrics, list):
         raise CheckpointError(f"{where}: settings must be an object and metrics a list")
@@ -129,6 +115,37 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         tensors=_parse_tensors(blob, str(folder / TENSOR_FILE)),
         calibration=config.get("calibration"),
     )
+
+
+def read_config(folder: Path) -> JsonObject:
+    """Read and verify ``config.json`` alone; raises CheckpointError."""
+    where = folder / CONFIG_FILE
+    data = _read(where, _MAX_CONFIG_BYTES)
+    config = _parse_config(data, str(where))
+    if config.get("format") != FORMAT or config.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{where} is {config.get('format')!r} version {config.get('format_version')!r}; this "
+            f"release reads {FORMAT!r} version {FORMAT_VERSION}: re-export the checkpoint"
+        )
+    unsigned = {key: value for key, value in config.items() if key != "config_sha256"}
+    if config.get("config_sha256") != _digest(unsigned) or data != _render(config):
+        raise CheckpointError(f"{where} was changed after it was written: fetch the folder again")
+    return config
+
+
+def write_card(folder: Path, config: JsonObject) -> None:
+    """Write the model card of a verified configuration anew."""
+    _write(folder / CARD_FILE, model_card(config).encode())
+
+
+def _tensor_bytes(folder: Path, config: JsonObject) -> bytes:
+    blob = _read(folder / TENSOR_FILE, _MAX_TENSOR_BYTES)
+    if hashlib.sha256(blob).hexdigest() != config.get("tensors_sha256"):
+        raise CheckpointError(
+            f"{folder / TENSOR_FILE} does not match its SHA-256 in {CONFIG_FILE}: it is damaged "
+            "or of another checkpoint; fetch the folder again"
+        )
+    return blob
 
 
 def push_to_hub(folder: Path, repo_id: str, *, private: bool = True) -> str:

@@ -8,6 +8,7 @@ import click
 
 from contracts.errors import PreemptBenchError
 from preemptbench import __version__
+from preemptbench.cli_checkpoint import card, export
 from preemptbench.cli_collect import collect
 from preemptbench.cli_demo import demo
 from preemptbench.cli_env import env
@@ -28,7 +29,7 @@ def cli() -> None:
 
 
 for command in (
-    demo, collect, runs, oracle, train, score, simulate, policies, validate, env,
+    demo, collect, runs, oracle, train, score, card, export, simulate, policies, validate, env,
 ):  # fmt: skip
     cli.add_command(command)
 
