@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from contracts.policy import IntArray
 from contracts.runs import DecodeRun
 from contracts.signals import signal_request
 from predictors.boosting import BoostingSettings
@@ -44,13 +45,14 @@ def least_ms(call: Callable[[], object], repeats: int) -> float:
     return float(best * 1e3)
 
 
-def lightgbm_booster(runs: Sequence[DecodeRun], settings: GbmHazardSettings) -> Any:
+def lightgbm_booster(
+    runs: Sequence[DecodeRun], settings: GbmHazardSettings, edges: IntArray
+) -> Any:
     """Return a LightGBM booster of the same size on the same rows, for its own predict."""
     import lightgbm
 
     training = training_set(runs)
     run, ages = landmarks(training, settings.num_landmarks, 0)
-    edges = settings.fit(training).edges
     owner, bins, ended = hazard_rows(training, run, ages, edges)
     known = feature_matrix([training.requests[i] for i in run.tolist()], ages)
     rows = np.column_stack([known[owner], edges[bins]])
@@ -117,7 +119,7 @@ def main() -> None:
     padded = np.column_stack([rows, np.zeros(len(rows))])
     every_bin = np.repeat(padded, len(edges), axis=0)
     every_bin[:, -1] = np.tile(edges, len(rows))
-    booster = lightgbm_booster(runs, settings)
+    booster = lightgbm_booster(runs, settings, predictor.edges)
 
     def all_stale() -> object:
         engine._answer_age[:] = -1

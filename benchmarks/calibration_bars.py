@@ -89,7 +89,9 @@ def covered(calibrated: Calibrated, runs: Sequence[DecodeRun], stride: int) -> l
         ("lower", calibrated.quantile(asked, age, 0.1), room),
         ("central", *low_high),
     )
-    return [coverage(name, low, high, age, left, caps) for name, low, high in bounds]
+    _, prompt = np.unique([run.prompt_sha256 for run in runs], return_inverse=True)
+    weight = (1.0 / np.bincount(prompt))[prompt[owner]]  # each prompt counts once, as in the fit
+    return [coverage(name, low, high, age, left, caps, weight) for name, low, high in bounds]
 
 
 def coverage_lines(

@@ -86,18 +86,23 @@ def coverage(
     ages: IntArray,
     left: IntArray,
     caps: IntArray,
+    weight: FloatArray | None = None,
     num_groups: int = 10,
 ) -> Coverage:
-    """Return how often ``low`` <= R <= ``high`` held among rows (n,) of known R = ``left``."""
+    """Return how often ``low`` <= R <= ``high`` held among rows (n,) of known R = ``left``.
+
+    ``weight`` (n,) may undo that some prompts ran more often; it must not depend on lengths.
+    """
+    w = np.ones(len(left)) if weight is None else weight
     held = (low <= left) & (left <= high)
     edges = np.unique(np.quantile(ages, np.arange(1, num_groups) / num_groups, method="higher"))
     group = np.searchsorted(edges, ages, side="right")
-    count = np.bincount(group, minlength=len(edges) + 1)
-    shares = np.bincount(group, held, len(edges) + 1)[count > 0] / count[count > 0]
+    count = np.bincount(group, w, len(edges) + 1)
+    shares = np.bincount(group, w * held, len(edges) + 1)[count > 0] / count[count > 0]
     firsts = [int(ages[group == index].min()) for index in np.flatnonzero(count > 0).tolist()]
     return Coverage(
         bound=name,
-        overall=float(held.mean()),
+        overall=float(np.average(held, weights=w)),
         by_age=tuple(shares.tolist()),
         ages=tuple(firsts),
         at_cap=float((high >= caps - ages).mean()),

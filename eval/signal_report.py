@@ -307,8 +307,10 @@ def _coverage(rows: _Rows, signal: DistributionalSignal) -> tuple[Coverage, ...]
         "lower 90 %": (signal.quantile(asked, rows.age, 0.1), room),
         "central 90 %": _central(signal, asked, rows.age, 0.9),
     }
+    weight = (1.0 / np.bincount(rows.prompt))[rows.prompt[rows.owner]]
     return tuple(
-        coverage(name, low, high, rows.age, rows.left, caps) for name, (low, high) in bounds.items()
+        coverage(name, low, high, rows.age, rows.left, caps, weight)
+        for name, (low, high) in bounds.items()
     )
 
 
