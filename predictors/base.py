@@ -135,7 +135,8 @@ class Predictor(ABC):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> Self:
-        """Read a checkpoint folder of this family; raises CheckpointError."""
+        """Read a checkpoint folder of this family, without any calibration it carries (that is
+        predictors.registry.load_predictor); raises CheckpointError."""
         return cls.restored(read_checkpoint(Path(folder)))
 
     @classmethod
@@ -184,8 +185,12 @@ class HorizonPredictor(Predictor):
 
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """Integrate the curve up to the cap; see RemainingSignal."""
-        bound = room(requests, ages).astype(np.float64)
-        knots, curve = self._curve(requests, ages)
+        return self.mean_of(self.residual_survival(requests, ages), room(requests, ages))
+
+    def mean_of(self, alive: FloatArray, room_tokens: IntArray) -> FloatArray:
+        """Return the mean (n,) of curves ``alive`` (n, b) at the edges, up to ``room_tokens``."""
+        bound = room_tokens.astype(np.float64)
+        knots, curve = self._with_start(alive)
         steps = np.diff(knots) * (curve[:, :-1] + curve[:, 1:]) / 2.0
         area = np.concatenate([np.zeros((len(curve), 1)), np.cumsum(steps, axis=1)], axis=1)
         slot, part = _locate(knots, bound)
@@ -227,8 +232,10 @@ class HorizonPredictor(Predictor):
         self, requests: Sequence[SignalRequest], ages: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return the knots (b + 1,) from 0 on and the survival (n, b + 1) at them."""
+        return self._with_start(self.residual_survival(requests, ages))
+
+    def _with_start(self, alive: FloatArray) -> tuple[FloatArray, FloatArray]:
         knots = np.concatenate([[0.0], self.edges])
-        alive = self.residual_survival(requests, ages)
         return knots, np.concatenate([np.ones((len(alive), 1)), alive], axis=1)
 
 

@@ -38,6 +38,10 @@ predictor.remaining(requests, ages)  # float64, one a request
 
 {metrics}
 
+## Calibration by age
+
+{calibration}
+
 The {num_prompts} training prompts are listed by SHA-256 in `config.json`: a score on one of them
 says nothing. `config.json` and `model.safetensors` are checked byte for byte on load.
 """
@@ -61,6 +65,32 @@ def model_card(config: JsonObject) -> str:
         cap=training["cap_tokens"],
         settings="\n".join(f"- `{key}`: {_shown(value)}" for key, value in settings.items()),
         metrics=_table(config["metrics"]),
+        calibration=_calibration(config.get("calibration")),
+    )
+
+
+def _calibration(table: JsonValue) -> str:
+    """Say what the bounds were calibrated on; the table of predictors.conformal."""
+    if not isinstance(table, dict):
+        return "None: quantiles are the model's own."
+    columns = [table[key] for key in ("age_edges", "levels", "asked", "num_prompts", "raw_cover90")]
+    edges, levels, asked, prompts, cover = (c if isinstance(c, list) else [] for c in columns)
+    low, high = levels.index(0.1), levels.index(0.9)
+    starts = [0, *edges]
+    rows: list[JsonValue] = [
+        {
+            "ages": f"{_shown(first)} to {_shown(last)}",
+            "effective prompts": number,
+            "own 0.9 bound held": share,
+            "asked for 0.9": row[high] if isinstance(row, list) else None,
+            "asked for 0.1": row[low] if isinstance(row, list) else None,
+        }
+        for first, last, number, share, row in zip(
+            starts, [*edges, "cap"], prompts, cover, asked, strict=True
+        )
+    ]
+    return f"{table['method']}; a level asked of the model makes a bound that holds.\n\n" + _table(
+        rows
     )
 
 

@@ -60,6 +60,7 @@ class Checkpoint:
     settings: JsonObject
     metrics: list[JsonValue]
     tensors: dict[str, np.ndarray]
+    calibration: JsonValue = None
 
 
 def write_checkpoint(
@@ -69,8 +70,12 @@ def write_checkpoint(
     settings: JsonObject,
     metrics: Sequence[MetricRow],
     tensors: Mapping[str, np.ndarray],
+    calibration: JsonObject | None = None,
 ) -> None:
-    """Write the folder; ``config.json`` comes last, so a torn write is never a checkpoint."""
+    """Write the folder; ``config.json`` comes last, so a torn write is never a checkpoint.
+
+    ``calibration`` is what predictors.conformal stores.
+    """
     from safetensors.numpy import save
 
     blob = save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
@@ -85,14 +90,35 @@ def write_checkpoint(
         "metrics": [_finite_row(row) for row in metrics],
         "tensors_sha256": hashlib.sha256(blob).hexdigest(),
     }
+    if calibration is not None:
+        config["calibration"] = calibration
     config["config_sha256"] = _digest(config)
     _write(folder / TENSOR_FILE, blob)
-    _write(folder / CARD_FILE, model_card(config).encode())
+    write_card(folder, config)
     _write(folder / CONFIG_FILE, _render(config))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify a folder; raises CheckpointError naming the file and what broke."""
+    where = folder / CONFIG_FILE
+    config = read_config(folder)
+    blob = _tensor_bytes(folder, config)
+    settings, metrics = config.get("settings"), config.get("metrics")
+    if not isinstance(settings, dict) or not isinstance(metrics, list):
+        raise CheckpointError(f"{where}: settings must be an object and metrics a list")
+    return Checkpoint(
+        folder=str(folder),
+        family=need(config, "family", str),
+        provenance=_provenance(config.get("training"), str(where)),
+        settings=settings,
+        metrics=metrics,
+        tensors=_parse_tensors(blob, str(folder / TENSOR_FILE)),
+        calibration=config.get("calibration"),
+    )
+
+
+def read_config(folder: Path) -> JsonObject:
+    """Read and verify ``config.json`` alone; raises CheckpointError."""
     where = folder / CONFIG_FILE
     data = _read(where, _MAX_CONFIG_BYTES)
     config = _parse_config(data, str(where))
@@ -104,23 +130,22 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     unsigned = {key: value for key, value in config.items() if key != "config_sha256"}
     if config.get("config_sha256") != _digest(unsigned) or data != _render(config):
         raise CheckpointError(f"{where} was changed after it was written: fetch the folder again")
+    return config
+
+
+def write_card(folder: Path, config: JsonObject) -> None:
+    """Write the model card of a verified configuration anew."""
+    _write(folder / CARD_FILE, model_card(config).encode())
+
+
+def _tensor_bytes(folder: Path, config: JsonObject) -> bytes:
     blob = _read(folder / TENSOR_FILE, _MAX_TENSOR_BYTES)
     if hashlib.sha256(blob).hexdigest() != config.get("tensors_sha256"):
         raise CheckpointError(
             f"{folder / TENSOR_FILE} does not match its SHA-256 in {CONFIG_FILE}: it is damaged "
             "or of another checkpoint; fetch the folder again"
         )
-    settings, metrics = config.get("settings"), config.get("metrics")
-    if not isinstance(settings, dict) or not isinstance(metrics, list):
-        raise CheckpointError(f"{where}: settings must be an object and metrics a list")
-    return Checkpoint(
-        folder=str(folder),
-        family=need(config, "family", str),
-        provenance=_provenance(config.get("training"), str(where)),
-        settings=settings,
-        metrics=metrics,
-        tensors=_parse_tensors(blob, str(folder / TENSOR_FILE)),
-    )
+    return blob
 
 
 def push_to_hub(folder: Path, repo_id: str, *, private: bool = True) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,8 +55,25 @@ PROGRESS_FEATURES = (
     "entropy_trend", "logprob_trend", "num_records", "num_newlines", "newlines_short_of_number",
 )  # fmt: skip
 FEATURE_NAMES = AGE_FEATURES + PROMPT_FEATURES + PROGRESS_FEATURES
+PROGRESS_START = len(AGE_FEATURES) + len(PROMPT_FEATURES)
 _NUM_RECORD_FIELDS = len(ProgressRecord._fields)
 _NEWLINE = ProgressRecord._fields.index("newline_rate")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrackSummary(ProgressTrack):
+    """What the columns below need of a track, in constant space: ``values`` (1, 6) is the last
+    record, ``sums`` (6,) the sum of all ``num_records``. It answers for the age it was taken at."""
+
+    sums: FloatArray
+    num_records: int
+
+    def seen(self, age: int) -> FloatArray:
+        """Refuse: single records are gone."""
+        raise InvalidInput(
+            f"the records up to age {age} were summed up as they came: a family that reads single "
+            "records cannot answer from a summary"
+        )
 
 
 def feature_columns(names: Sequence[str]) -> IntArray:
@@ -76,14 +94,20 @@ def feature_matrix(requests: Sequence[SignalRequest], ages: IntArray) -> FloatAr
     out = np.full((len(requests), len(FEATURE_NAMES)), np.nan)
     out[:, 0] = ages
     out[:, 1] = np.log1p(ages)
-    prompt_end = len(AGE_FEATURES) + len(PROMPT_FEATURES)
+    prompt_end = PROGRESS_START
     for request, rows in rows_by_request(requests):
-        prompt = _prompt_row(request)
+        prompt = prompt_row(request)
         out[rows, len(AGE_FEATURES) : prompt_end] = prompt
         if request.progress is not None:
-            named = np.expm1(prompt[PROMPT_FEATURES.index("log_largest_number")])
-            out[rows, prompt_end:] = _progress_rows(request.progress, ages[rows], named)
+            out[rows, prompt_end:] = _progress_rows(
+                request.progress, ages[rows], largest_number(prompt)
+            )
     return out
+
+
+def largest_number(prompt: FloatArray) -> FloatArray:
+    """Return the largest number that prompts (…, len(PROMPT_FEATURES)) name; NaN for none."""
+    return np.asarray(np.expm1(prompt[..., PROMPT_FEATURES.index("log_largest_number")]))
 
 
 def rows_by_request(requests: Sequence[SignalRequest]) -> list[tuple[SignalRequest, IntArray]]:
@@ -100,7 +124,7 @@ def rows_by_request(requests: Sequence[SignalRequest]) -> list[tuple[SignalReque
     return [(requests[int(rows[0])], rows) for rows in np.split(order, cuts)]
 
 
-def _prompt_row(request: SignalRequest) -> FloatArray:
+def prompt_row(request: SignalRequest) -> FloatArray:
     """Return the PROMPT_FEATURES of one request."""
     text = request.prompt
     if text is None:
@@ -127,22 +151,38 @@ def _number(found: str) -> int:
     return int(found) if found.isdecimal() else _NUMBER_WORDS[found.lower()]
 
 
-def _progress_rows(track: ProgressTrack, ages: IntArray, named: float) -> FloatArray:
+def _progress_rows(track: ProgressTrack, ages: IntArray, named: FloatArray) -> FloatArray:
     """Return the PROGRESS_FEATURES (n, …) of one run at ``ages``; NaN before the first record.
 
     ``named`` is the largest number in the prompt. Row i reads the first ``ages[i] // stride``
     records only; the running sums of a longer track have the same prefix.
     """
-    closed = np.minimum(ages // track.stride, len(track.values))
     out = np.full((len(ages), len(PROGRESS_FEATURES)), np.nan)
+    if isinstance(track, TrackSummary):
+        if track.num_records:
+            count = np.full(len(ages), track.num_records)
+            sums = np.tile(track.sums, (len(ages), 1))
+            out[:] = progress_features(track.values, sums, count, track.stride, named)
+        return out
+    closed = np.minimum(ages // track.stride, len(track.values))
     some = closed > 0
     count = closed[some]
-    last = track.values[count - 1]
     sums = np.cumsum(track.values[: closed.max(initial=0)], axis=0)
-    mean = sums[count - 1] / count[:, None]
-    newlines = mean[:, _NEWLINE] * count * track.stride
-    derived = (last[:, 0] - mean[:, 0], last[:, 1] - mean[:, 1], count, newlines, named - newlines)
-    out[some, :_NUM_RECORD_FIELDS] = last
-    out[some, _NUM_RECORD_FIELDS : 2 * _NUM_RECORD_FIELDS] = mean
-    out[some, 2 * _NUM_RECORD_FIELDS :] = np.column_stack(derived)
+    last = track.values[count - 1]
+    out[some] = progress_features(last, sums[count - 1], count, track.stride, named)
+    return out
+
+
+def progress_features(
+    last: FloatArray, sums: FloatArray, count: IntArray, stride: int, named: FloatArray
+) -> FloatArray:
+    """Return the PROGRESS_FEATURES (n, …) of runs with ``count`` (n,) >= 1 records that add up to
+    ``sums`` (n, 6), the last of which is ``last`` (n, 6)."""
+    mean = sums / count[:, None]
+    newlines = mean[:, _NEWLINE] * count * stride
+    trends = mean[:, :2] - last[:, :2]
+    out = np.empty((len(count), len(PROGRESS_FEATURES)))
+    out[:, :_NUM_RECORD_FIELDS] = last
+    out[:, _NUM_RECORD_FIELDS : 2 * _NUM_RECORD_FIELDS] = mean
+    out[:, 2 * _NUM_RECORD_FIELDS :] = np.column_stack((-trends, count, newlines, named - newlines))
     return out

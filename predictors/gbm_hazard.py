@@ -26,6 +26,7 @@ from predictors.boosting import BoostingSettings, grow_trees
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need_array, need_list
 from predictors.features import FEATURE_NAMES, feature_columns, feature_matrix
+from predictors.quick_trees import quick_scores, quick_trees
 from predictors.trees import TreeEnsemble, from_tensors, raw_scores_swept
 
 CENSORING_RULE = (
@@ -50,12 +51,19 @@ class GbmHazard(HorizonPredictor):
         super().__init__(provenance, edges)
         self.features, self._columns = tuple(features), feature_columns(features)
         self.trees = trees
+        self._quick = quick_trees(trees, edges.astype(np.float64))
 
     def residual_survival(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """Return P(remaining > edge): the product of 1 - hazard over the bins up to it."""
-        rows = feature_matrix(requests, ages)[:, self._columns]
-        rows = np.column_stack([rows, np.zeros(len(rows))])
-        log_odds = raw_scores_swept(self.trees, rows, self.edges.astype(np.float64))
+        return self.survival_of(feature_matrix(requests, ages))
+
+    def survival_of(self, known: FloatArray) -> FloatArray:
+        """Return the same from what is known, (n, len(FEATURE_NAMES))."""
+        rows = np.column_stack([known[:, self._columns], np.zeros(len(known))])
+        if self._quick is None:
+            log_odds = raw_scores_swept(self.trees, rows, self.edges.astype(np.float64))
+        else:
+            log_odds = quick_scores(self._quick, rows)
         return np.asarray(np.exp(-np.cumsum(np.logaddexp(0.0, log_odds), axis=1)))
 
     def settings(self) -> JsonObject:

@@ -10,7 +10,9 @@ from typing import Protocol
 from contracts.errors import unknown_name
 from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.base import Predictor, TrainingSet
+from predictors.calibrated import Calibrated
 from predictors.checkpoint import read_checkpoint
+from predictors.conformal import table_from_json
 from predictors.countdown import Countdown, CountdownSettings
 from predictors.gbm_hazard import GbmHazard, GbmHazardSettings
 
@@ -44,7 +46,9 @@ def find_family(name: str) -> Family:
 
 
 def load_predictor(folder: Path | str) -> Predictor:
-    """Load the predictor of a checkpoint folder, whichever family it is; raises CheckpointError
-    when it is damaged, UnknownName when this release has no such family."""
+    """Load the predictor of a checkpoint folder, whichever family it is, with its calibration;
+    raises CheckpointError when it is damaged, UnknownName when this release has no such family."""
     checkpoint = read_checkpoint(Path(folder))
-    return find_family(checkpoint.family).predictor.restored(checkpoint)
+    predictor: Predictor = find_family(checkpoint.family).predictor.restored(checkpoint)
+    table = table_from_json(checkpoint.calibration)
+    return predictor if table is None else Calibrated(predictor, table)

@@ -9,6 +9,7 @@ import click
 from contracts.errors import PreemptBenchError
 from preemptbench import __version__
 from preemptbench.cli_calibrate import calibrate
+from preemptbench.cli_checkpoint import card, export
 from preemptbench.cli_collect import collect
 from preemptbench.cli_demo import demo
 from preemptbench.cli_env import env
@@ -33,8 +34,8 @@ def cli() -> None:
 
 
 for command in (
-    demo, collect, runs, oracle, train, score, simulate, study, report, rescore, compare, policies,
-    profiles, validate, what_if, calibrate, env,
+    demo, collect, runs, oracle, train, score, card, export, simulate, study, report, rescore,
+    compare, policies, profiles, validate, what_if, calibrate, env,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -44,6 +44,15 @@ def train(
 )
 @data_option
 @click.option("--seed", default=0, show_default=True, help="Seed of the running sets.")
+@click.option(
+    "--details", is_flag=True, help="Every metric with intervals over prompts, coverage by age."
+)
+@click.option(
+    "--figures", type=click.Path(path_type=Path), help="With --details: folder for two figures."
+)
+@click.option(
+    "--allow-mismatch", is_flag=True, help="Score it on runs of a model it was not trained on."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def score(
     checkpoint: Path | None,
@@ -51,6 +60,9 @@ def score(
     suite: str | None,
     data: Path | None,
     seed: int,
+    details: bool,
+    figures: Path | None,
+    allow_mismatch: bool,
     as_json: bool,
 ) -> None:
     """Score a checkpoint on the prompts of a run log that it was not trained on, or with --suite
@@ -60,8 +72,10 @@ def score(
     if checkpoint is None:
         _score_lrm(data, seed, as_json)
         return
+    from eval.mismatch import matched_name
     from eval.signal_quality import quality_table
     from eval.signal_sources import load_predictors, load_signal
+    from preemptbench.cli_details import print_details
     from training.crossfit import crossfit
     from training.evaluate import evaluate, unseen_runs
     from training.fit import ceilings, scores_json
@@ -72,7 +86,13 @@ def score(
     fresh = unseen_runs(predictors, log)
     click.echo(f"{len(fresh)} of {len(log)} runs are of prompts it never saw", err=True)
     floor = crossfit(fresh, "age-km", num_folds=2)
-    signal = load_signal(predictors[0].name, checkpoint, fresh)
+    name = matched_name(predictors, fresh, allow_mismatch=allow_mismatch)
+    signal = load_signal(name, checkpoint, fresh)
+    if details:
+        print_details(
+            fresh, floor, signal, ceilings(fresh, ()), seed=seed, as_json=as_json, figures=figures
+        )
+        return
     scores = evaluate([floor, signal], fresh, extra_signals=ceilings(fresh, ()), seed=seed)
     if as_json:
         click.echo(scores_json(scores, checkpoint=str(checkpoint)))

@@ -22,6 +22,7 @@ from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.base import Predictor
 from traces.runlog import RunLog
 from traces.split import split_runs
+from training.calibrate import calibrate_folds, cross_calibrate
 from training.crossfit import crossfit, save_crossfit
 from training.evaluate import LeaveOneOut, evaluate, has_repeats
 from training.options import train_options
@@ -51,10 +52,21 @@ def fit_recipe(
     say(f"fitting {recipe.family} on {len(train)} runs, {len(test)} held out by prompt")
     rows = training_set(train)
     predictor = recipe.settings.fit(rows, seed=recipe.seed, num_threads=recipe.num_threads)
+    is_floor = isinstance(predictor, AgeKm)
+    if recipe.calibration_folds:
+        say(f"calibrating across {recipe.calibration_folds} folds of the training prompts")
+        predictor = cross_calibrate(
+            predictor,
+            train,
+            recipe.settings,
+            num_folds=recipe.calibration_folds,
+            seed=recipe.seed,
+            num_threads=recipe.num_threads,
+        )
     if not test:
         return FitResult(predictor, (), len(train), 0)
     signals: list[RemainingSignal] = [predictor]
-    if not isinstance(predictor, AgeKm):
+    if not is_floor:
         signals.insert(0, AgeKmSettings().fit(rows))
     say("scoring on the held-out prompts")
     scores = evaluate(signals, test, extra_signals=ceilings(test, train), seed=recipe.seed)
@@ -80,6 +92,8 @@ def crossfit_recipe(
         settings=recipe.settings,
         num_threads=recipe.num_threads,
     )
+    if recipe.calibration_folds:
+        signal = calibrate_folds(signal, runs)
     say("scoring every run by the fold that never saw its prompt")
     signals = [signal]
     if recipe.family != AgeKm.family:

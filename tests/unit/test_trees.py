@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import InvalidInput
+from predictors.quick_trees import quick_scores, quick_trees
 from predictors.trees import (
     ARRAY_NAMES,
     TreeEnsemble,
@@ -147,3 +148,22 @@ def test_a_categorical_split_is_refused() -> None:
     booster = lightgbm.train({"objective": "binary", "verbosity": -1, "num_threads": 1}, data, 3)
     with pytest.raises(InvalidInput, match="only numerical splits"):
         from_lightgbm(booster, 1)
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"use_missing": False}, {"num_leaves": 64}, {"min_data_in_leaf": 5000}]
+)
+def test_masked_bits_find_the_leaf_that_a_walk_finds(params: dict[str, object]) -> None:
+    trees = from_lightgbm(_booster(**params), NUM_FEATURES)
+    plan = quick_trees(trees, EDGES)
+    assert plan is not None
+    for count in (1, 7, 600):  # below, at and across the blocks of rows
+        rows = _rows(count, 3)
+        np.testing.assert_array_equal(
+            quick_scores(plan, rows), raw_scores_swept(trees, rows, EDGES)
+        )
+
+
+@pytest.mark.parametrize("params", [{"num_leaves": 65}, {"zero_as_missing": True}])
+def test_trees_that_must_be_walked(params: dict[str, object]) -> None:
+    assert quick_trees(from_lightgbm(_booster(**params), NUM_FEATURES), EDGES) is None

@@ -1,0 +1,38 @@
+"""What ``score --details`` prints: every metric of a checkpoint, with intervals over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from contracts.runs import DecodeRun
+from contracts.signals import RemainingSignal
+from preemptbench.options import to_json
+
+
+def print_details(
+    runs: Sequence[DecodeRun],
+    floor: RemainingSignal,
+    signal: RemainingSignal,
+    ceilings: Sequence[RemainingSignal],
+    *,
+    seed: int,
+    as_json: bool,
+    figures: Path | None,
+) -> None:
+    """Score ``signal`` on ``runs`` between its floor and ceilings; print, and draw the figures."""
+    from eval.signal_report import report_signals
+    from eval.signal_report_text import report_text, write_figures
+    from training.evaluate import has_known_length
+
+    known = [run for run in runs if has_known_length(run)]
+    click.echo(f"resampling the prompts of {len(known)} runs (seconds, or a minute)", err=True)
+    chosen = [("floor", floor), ("signal", signal), *(("ceiling", one) for one in ceilings)]
+    rows = report_signals(known, chosen, reference=floor.name, seed=seed)
+    if figures is not None:
+        for path in write_figures(rows, figures):
+            click.echo(f"wrote {path}", err=True)
+    click.echo(to_json({"rows": [asdict(row) for row in rows]}) if as_json else report_text(rows))
