@@ -12,7 +12,11 @@ from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.base import Predictor, TrainingSet
 from predictors.checkpoint import read_checkpoint
 from predictors.countdown import Countdown, CountdownSettings
+from predictors.fused import Fused, FusedSettings
 from predictors.gbm_hazard import GbmHazard, GbmHazardSettings
+from predictors.gbm_rank import GbmRank, GbmRankSettings
+from predictors.log_t import LogT, LogTSettings
+from predictors.past_future import PastFuture, PastFutureSettings
 
 
 class FamilySettings(Protocol):
@@ -32,7 +36,11 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     AgeKm.family: Family(AgeKm, AgeKmSettings),
     Countdown.family: Family(Countdown, CountdownSettings),
+    Fused.family: Family(Fused, FusedSettings),
     GbmHazard.family: Family(GbmHazard, GbmHazardSettings),
+    GbmRank.family: Family(GbmRank, GbmRankSettings),
+    LogT.family: Family(LogT, LogTSettings),
+    PastFuture.family: Family(PastFuture, PastFutureSettings),
 }
 
 
