@@ -38,7 +38,7 @@ from predictors.trees import from_tensors
 _NUM_POINTS = 160  # of total length, log-spaced up to the cap
 _KERNEL_DEGREES = 3.5  # the tail of lengths around their prompt's own, TIE (arXiv 2604.00499)
 _WIDTHS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45, 0.7)
-_TRUSTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25)
+_TRUSTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6)
 CENSORING_RULE = (
     "evidence as gbm-hazard; trust and width by censored likelihood: a cut run contributes "
     "P(remaining > what it lasted)"

@@ -107,7 +107,7 @@ class GbmRankSettings:
 
     num_sets: int = 1500
     set_size: int = 8
-    num_knots: int = 40
+    num_knots: int = 20
     num_bins: int = 24
     first_edge_tokens: int = 3
     num_landmarks: int = 12

@@ -61,12 +61,15 @@ class LogT(HorizonPredictor):
         self.features, self._columns = tuple(features), feature_columns(features)
         self.scaler, self.layers, self.degrees = scaler, dict(layers), degrees
 
+    def inputs(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
+        """Return what the perceptron reads (n, w)."""
+        return self.scaler(feature_matrix(requests, ages)[:, self._columns])
+
     def located(
         self, requests: Sequence[SignalRequest], ages: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return location and scale (n,) of log(remaining)."""
-        rows = self.scaler(feature_matrix(requests, ages)[:, self._columns])
-        heads = perceptron(self.layers, rows)
+        heads = perceptron(self.layers, self.inputs(requests, ages))
         return heads[:, 0], MIN_SCALE + np.logaddexp(0.0, heads[:, 1])
 
     def residual_survival(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
@@ -136,24 +139,50 @@ class LogTSettings:
         need_some_values(known, self.features)
         stopping = held_out_runs(training, self.loop.held_out_share, seed)[run]
         scaler = Scaler.of(known[~stopping])
-        left = (training.output_tokens[run] - ages).astype(np.float64)
-        layers = train_network(
-            lambda: _network((2 * len(self.features), *self.hidden, 2), np.log(left)),
-            log_t_losses(self.degrees),
-            {
-                "inputs": scaler(known).astype(np.float32),
-                # whole tokens: an ending is somewhere in the last one, a cut run outlived it
-                "log_left": np.log(left - 0.5 * training.event_observed[run]),
-                "observed": training.event_observed[run],
-                "weight": training.repeat_weights()[run].astype(np.float32),
-            },
+        layers = fit_log_t(
+            training,
+            (run, ages),
+            scaler(known),
+            (self.hidden, self.degrees, self.loop),
             stopping,
-            self.loop,
             seed=seed,
             num_threads=num_threads,
         )
         edges = horizon_edges(1, training.cap_tokens, _NUM_EDGES)
         return LogT(training.provenance, edges, self.features, scaler, layers, self.degrees)
+
+
+def fit_log_t(
+    training: TrainingSet,
+    at: tuple[IntArray, IntArray],
+    inputs: FloatArray,
+    how: tuple[tuple[int, ...], float, LoopSettings],
+    stopping: np.ndarray,
+    *,
+    seed: int,
+    num_threads: int,
+) -> dict[str, np.ndarray]:
+    """Return the layers that map ``inputs`` (n, w), what was known ``at`` (run, age), to the
+    log-t law of what was left; ``how`` is (layer widths, degrees of freedom, loop)."""
+    run, ages = at
+    hidden, degrees, loop = how
+    observed = training.event_observed[run]
+    left = (training.output_tokens[run] - ages).astype(np.float64)
+    return train_network(
+        lambda: _network((inputs.shape[1], *hidden, 2), np.log(left)),
+        log_t_losses(degrees),
+        {
+            "inputs": inputs.astype(np.float32),
+            # whole tokens: an ending is somewhere in the last one, a cut run outlived it
+            "log_left": np.log(left - 0.5 * observed),
+            "observed": observed,
+            "weight": training.repeat_weights()[run].astype(np.float32),
+        },
+        stopping,
+        loop,
+        seed=seed,
+        num_threads=num_threads,
+    )
 
 
 def need_endings(training: TrainingSet) -> None:

@@ -17,6 +17,7 @@ from predictors.gbm_hazard import GbmHazard, GbmHazardSettings
 from predictors.gbm_rank import GbmRank, GbmRankSettings
 from predictors.log_t import LogT, LogTSettings
 from predictors.past_future import PastFuture, PastFutureSettings
+from predictors.text_progress import TextProgress, TextProgressSettings
 
 
 class FamilySettings(Protocol):
@@ -41,6 +42,7 @@ FAMILIES: Mapping[str, Family] = {
     GbmRank.family: Family(GbmRank, GbmRankSettings),
     LogT.family: Family(LogT, LogTSettings),
     PastFuture.family: Family(PastFuture, PastFutureSettings),
+    TextProgress.family: Family(TextProgress, TextProgressSettings),
 }
 
 
