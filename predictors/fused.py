@@ -51,9 +51,7 @@ class Fused(HorizonPredictor):
 
     family: ClassVar[str] = "fused"
 
-    def __init__(
-        self, evidence: GbmHazard, base: GbmHazard, trust: float, width: float
-    ) -> None:
+    def __init__(self, evidence: GbmHazard, base: GbmHazard, trust: float, width: float) -> None:
         super().__init__(evidence.provenance, evidence.edges)
         if not np.array_equal(evidence.edges, base.edges):
             raise InvalidInput("evidence and base must share their horizon edges")
@@ -252,9 +250,7 @@ def _kernel(logs: FloatArray, width: float) -> FloatArray:
     return np.asarray(stdtr(_KERNEL_DEGREES, -(logs[:, None] - centres) / width))
 
 
-def _totals_of(
-    prior: RemainingSignal, requests: Sequence[SignalRequest]
-) -> dict[str, FloatArray]:
+def _totals_of(prior: RemainingSignal, requests: Sequence[SignalRequest]) -> dict[str, FloatArray]:
     """Ask ``prior`` for the distribution of each request's total length: at age 0, so that
     nothing the run has shown can slip in twice."""
     groups = [request for request, _ in rows_by_request(requests)]

@@ -55,9 +55,14 @@ class GbmRank(HorizonPredictor):
         alive: FloatArray,
     ) -> None:
         super().__init__(provenance, edges)
-        if not knots.size or (np.diff(knots) <= 0.0).any() or alive.shape != (
-            len(knots),
-            len(edges),
+        if (
+            not knots.size
+            or (np.diff(knots) <= 0.0).any()
+            or alive.shape
+            != (
+                len(knots),
+                len(edges),
+            )
         ):
             raise InvalidInput("score knots must rise, with one survival curve for each")
         if alive.min() < 0.0 or alive.max() > 1.0 or (np.diff(alive, axis=1) > 0.0).any():

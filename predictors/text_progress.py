@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import numpy as np
@@ -155,7 +156,7 @@ def bag_of_words(text: str, buckets: int) -> FloatArray:
     """Return (buckets,) of length 1: 1 + log(count) of the words and pairs of words of each bucket
     (CRC-32, the same on every machine); zeros for an empty text."""
     words = _WORD.findall(text.lower())
-    grams = words + [f"{first} {second}" for first, second in zip(words, words[1:], strict=False)]
+    grams = words + [f"{first} {second}" for first, second in pairwise(words)]
     hashes = [zlib.crc32(gram.encode("utf-8", "surrogatepass")) % buckets for gram in grams]
     counts = np.bincount(np.array(hashes, dtype=np.int64), minlength=buckets)
     bag = np.where(counts > 0, 1.0 + np.log(np.maximum(counts, 1)), 0.0)

@@ -28,11 +28,9 @@ def with_text_progress(run: DecodeRun, stride: int, thinking_chars: int = 0) -> 
     if not run.text:
         raise InvalidInput(f"run {run.run_id!r} has no text to read progress from")
     nan = float("nan")
-    tracker = ProgressTracker(
-        stride, think_close=_CLOSE, starts_thinking=thinking_chars > 0
-    )
+    tracker = ProgressTracker(stride, think_close=_CLOSE, starts_thinking=thinking_chars > 0)
     found = list(_PIECE.finditer(run.text))
-    last = -1
+    last, open_chars = -1, thinking_chars
     for number in range(run.output_tokens):
         # the pieces of this token: several share one, or a long one goes on over several
         upto = (number + 1) * len(found) // run.output_tokens - 1
@@ -42,7 +40,9 @@ def with_text_progress(run: DecodeRun, stride: int, thinking_chars: int = 0) -> 
             continue
         pieces = [match.group() for match in group]
         piece = next((part for part in pieces if is_hesitation(part)), "".join(pieces))
-        closes = found[last + 1].start() < thinking_chars <= group[-1].end()
+        closes = open_chars > 0 and group[-1].end() > open_chars
+        if closes:
+            open_chars = 0
         token = _CLOSE if closes else zlib.crc32("".join(pieces).encode("utf-8", "surrogatepass"))
         tracker.update(token, piece, nan, nan)
         last = upto
