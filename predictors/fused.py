@@ -30,7 +30,7 @@ from predictors.base import HorizonPredictor, TrainingSet
 from predictors.boosting import BoostingSettings
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need, need_array, need_list
-from predictors.features import AGE_FEATURES, PROGRESS_FEATURES, feature_columns, rows_by_request
+from predictors.features import AGE_FEATURES, PROGRESS_FEATURES, rows_by_request
 from predictors.gbm_hazard import GbmHazard, GbmHazardSettings, landmarks
 from predictors.neural import held_out_runs
 from predictors.trees import from_tensors

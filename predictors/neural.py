@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ class Scaler:
 
     @classmethod
     def of(cls, rows: FloatArray) -> Scaler:
-        """Return the scaler of ``rows`` (n, f); a column without values, or a constant, maps to 0."""
+        """Return the scaler of ``rows`` (n, f); no values, or a constant, map to 0."""
         known = np.isfinite(rows)
         count = np.maximum(known.sum(axis=0), 1)
         mean = np.where(known, rows, 0.0).sum(axis=0) / count
@@ -112,7 +113,7 @@ def perceptron_from(
 ) -> dict[str, np.ndarray]:
     """Return the checked layers of a perceptron with these layer sizes; raises InvalidInput."""
     layers = {}
-    for index, (inner, outer) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for index, (inner, outer) in enumerate(pairwise(sizes)):
         weight = need_array(tensors, f"{prefix}{index}.weight", np.float32, 2)
         bias = need_array(tensors, f"{prefix}{index}.bias", np.float32)
         if weight.shape != (outer, inner) or bias.shape != (outer,):
@@ -134,7 +135,7 @@ def new_perceptron(sizes: Sequence[int]) -> torch.nn.Module:
                 rows = torch.tanh(layer(rows))
             return self[-1](rows)  # type: ignore[no-any-return]
 
-    pairs = zip(sizes, sizes[1:], strict=False)
+    pairs = pairwise(sizes)
     module = Perceptron([torch.nn.Linear(inner, outer) for inner, outer in pairs])
     torch.nn.init.zeros_(module[-1].weight)
     return module

@@ -15,6 +15,7 @@ from predictors.countdown import Countdown, CountdownSettings
 from predictors.fused import Fused, FusedSettings
 from predictors.gbm_hazard import GbmHazard, GbmHazardSettings
 from predictors.gbm_rank import GbmRank, GbmRankSettings
+from predictors.gru_progress import GruProgress, GruProgressSettings
 from predictors.log_t import LogT, LogTSettings
 from predictors.past_future import PastFuture, PastFutureSettings
 from predictors.text_progress import TextProgress, TextProgressSettings
@@ -40,6 +41,7 @@ FAMILIES: Mapping[str, Family] = {
     Fused.family: Family(Fused, FusedSettings),
     GbmHazard.family: Family(GbmHazard, GbmHazardSettings),
     GbmRank.family: Family(GbmRank, GbmRankSettings),
+    GruProgress.family: Family(GruProgress, GruProgressSettings),
     LogT.family: Family(LogT, LogTSettings),
     PastFuture.family: Family(PastFuture, PastFutureSettings),
     TextProgress.family: Family(TextProgress, TextProgressSettings),
