@@ -14,19 +14,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.reasoning_texts import SOURCES, read_source
 from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_generator
 from contracts.runs import DecodeRun
-from contracts.signals import RemainingSignal, SignalRequest, signal_request
+from contracts.signals import DistributionalSignal, signal_request
 from predictors.age_km import AgeKmSettings
 from predictors.boosting import BoostingSettings
 from predictors.countdown import CountdownSettings
@@ -35,21 +34,18 @@ from predictors.fused import Fused, FusedSettings
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.gbm_rank import GbmRankSettings
 from predictors.log_t import LogTSettings
-from predictors.neural import LoopSettings
 from predictors.past_future import PastFutureSettings
 from predictors.registry import FamilySettings
 from predictors.text_progress import TextProgressSettings
-from traces.importers import import_runs
+from predictors.torch_loop import LoopSettings
 from traces.split import crossfit_folds
-from traces.text_pieces import with_text_progress
-from training.evaluate import LeaveOneOut, assert_unseen, has_known_length
+from training.evaluate import LeaveOneOut, assert_unseen
 from training.rows import training_set
 
-SOURCES = ("LRMTokenEconomy", "MisguidedAttention", "ATTS-self", "crosslingual-s1.1")
-# closed models: what is stored as thinking is a summary or a part (the data's README)
-CLOSED = ("claude", "gemini", "grok", "o1", "o3", "o4", "gpt-4", "gpt-5")
-STRIDE, SET_SIZE, NUM_SETS, NUM_RESAMPLES = 64, 8, 600, 1000
-_TREES = BoostingSettings(num_trees=120, min_rows_per_leaf=80)
+SET_SIZE, NUM_SETS, NUM_RESAMPLES = 8, 600, 1000
+# few prompts: small trees, or they learn the prompts by heart (chosen on seed 0 of two sources)
+_TREES = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=300)
+_TOTALS = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=40)
 _LANDMARKS = 30
 
 
@@ -61,7 +57,7 @@ def methods() -> dict[str, FamilySettings]:
     return {
         "age-km": AgeKmSettings(),
         "past-future": PastFutureSettings(),
-        "countdown": CountdownSettings(boosting=_TREES),
+        "countdown": CountdownSettings(boosting=_TOTALS),
         "prompt ranker (LTR idea)": GbmRankSettings(features=PROMPT_FEATURES, **order),
         "text-progress (ELIS idea)": TextProgressSettings(num_landmarks=_LANDMARKS, loop=text_loop),
         "gbm-hazard": GbmHazardSettings(num_landmarks=_LANDMARKS, boosting=_TREES),
@@ -72,71 +68,6 @@ def methods() -> dict[str, FamilySettings]:
         "log-t": LogTSettings(num_landmarks=_LANDMARKS, loop=loop),
         "fused": FusedSettings(num_landmarks=_LANDMARKS, boosting=_TREES),
     }
-
-
-def read_source(data: Path, source: str, max_repeats: int) -> list[DecodeRun]:
-    """Return the runs of one source with text, known length and text progress; capped ones too."""
-    import pyarrow.parquet as pq
-
-    folder = data / "reasoning_lengths"
-    texts = pq.read_table(folder / "texts" / f"{source}.parquet").to_pylist()
-    text_of = {_key(row): row for row in texts}
-    lengths = pq.read_table(folder / "lengths.parquet", filters=[("source", "=", source)])
-    prompts = pq.read_table(folder / "prompts.parquet").to_pylist()
-    prompt_of = {(row["benchmark"], row["prompt_id"]): row["prompt"] for row in prompts}
-    rows = []
-    for row in lengths.to_pylist():
-        row |= text_of.get(_key(row), {"thinking": None})
-        if not _is_open(row):
-            continue
-        variant = row["variant"] if source == "crosslingual-s1.1" else ""  # it is in the prompt
-        row["prompt"] = f"{prompt_of.get((row['benchmark'], row['prompt_id']), '')}\n{variant}"
-        row["text"] = f"{row['thinking']}\n{row['answer'] or ''}"
-        row["temperature"] = -1.0 if row["temperature"] is None else row["temperature"]
-        row["prompt_tokens"] = row["prompt_tokens"] or max(1, len(row["prompt"]) // 4)
-        row["family"] = row["benchmark"]
-        rows.append(row)
-    return _imported(rows, max_repeats)
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("source", "model", "benchmark", "prompt_id", "sample_idx", "variant")
-    return tuple(row[name] for name in names)
-
-
-def _is_open(row: Mapping[str, Any]) -> bool:
-    name = row["model"].lower().split("/")[-1]
-    return bool(row["thinking"]) and not name.startswith(CLOSED)
-
-
-def _imported(rows: list[dict[str, Any]], max_repeats: int) -> list[DecodeRun]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows.sort(
-        key=lambda r: (
-            r["model"],
-            r["benchmark"],
-            r["prompt_id"],
-            r["variant"] or "",
-            r["sample_idx"],
-        )
-    )
-    keep = ("model", "benchmark", "family", "prompt_id", "prompt", "prompt_tokens", "text")
-    keep += ("temperature", "output_tokens", "how_counted", "max_tokens", "truncated", "licence")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "runs.parquet"
-        pq.write_table(pa.Table.from_pylist([{k: r[k] for k in keep} for r in rows]), path)
-        runs, report = import_runs("parquet", [path], column_map={"max_new_tokens": "max_tokens"})
-    print(report, file=sys.stderr)
-    thinking = [len(row["thinking"] or "") for row in rows]
-    if len(runs) != len(rows):
-        raise SystemExit(f"{len(rows) - len(runs)} rows were skipped: {report.skipped}")
-    return [
-        with_text_progress(run, STRIDE, chars)
-        for run, chars in zip(runs, thinking, strict=True)
-        if has_known_length(run) and run.repeat < max_repeats and run.output_tokens >= 2
-    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,28 +112,31 @@ def _ages(length: int, kind: str) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """``error`` (r,) is a run's mean |log1p answer - log1p truth|; ``right`` (s, p) is 1, 0.5 or
+    """``error`` (r,) is a run's mean |log1p answer - log1p truth|, ``median_error`` that of the
+    signal's median instead of its mean; ``right`` (s, p) is 1, 0.5 or
     0 for each ordered pair of each set, NaN for ties in truth."""
 
     error: FloatArray
+    median_error: FloatArray
     right: FloatArray
 
 
 def score(answers: FloatArray, rows: Rows, runs: Sequence[DecodeRun]) -> Scored:
-    """Return the scores of answers to the landmarks, then to the sets' members."""
+    """Return the scores of (means, medians), each of the landmarks, then of the sets' members."""
     lengths = np.array([run.output_tokens for run in runs])
     count = len(rows.run)
-    gap = np.abs(np.log1p(answers[:count]) - np.log1p(lengths[rows.run] - rows.age))
-    error = np.bincount(rows.run, gap) / np.bincount(rows.run)
+
+    def run_error(values: FloatArray) -> FloatArray:
+        gap = np.abs(np.log1p(values) - np.log1p(lengths[rows.run] - rows.age))
+        return np.bincount(rows.run, gap) / np.bincount(rows.run)
+
     left = lengths[rows.set_run] - rows.set_age
-    guess = answers[count:].reshape(left.shape)
+    guess = answers[0, count:].reshape(left.shape)
     first, second = np.triu_indices(SET_SIZE, k=1)
     truth = np.sign(left[:, first] - left[:, second])
     right = (1.0 + truth * np.sign(guess[:, first] - guess[:, second])) / 2.0
-    return Scored(error, np.where(truth != 0, right, np.nan))
-
-
-Ask = Callable[[Sequence[SignalRequest], IntArray], FloatArray]
+    errors = (run_error(values[:count]) for values in answers)
+    return Scored(*errors, np.where(truth != 0, right, np.nan))
 
 
 def answers_of(
@@ -227,11 +161,13 @@ def answers_of(
     seconds: dict[str, float] = {}
     ceiling = LeaveOneOut(runs)
 
-    def ask(label: str, signal: RemainingSignal, which: np.ndarray) -> None:
+    def ask(label: str, signal: DistributionalSignal, which: np.ndarray) -> None:
         for kind, (run, age) in at.items():
             mine = np.flatnonzero(which[run])
-            answers = out.setdefault(label, {}).setdefault(kind, np.full(len(run), np.nan))
-            answers[mine] = signal.remaining([requests[i] for i in run[mine].tolist()], age[mine])
+            answers = out.setdefault(label, {}).setdefault(kind, np.full((2, len(run)), np.nan))
+            asked = [requests[i] for i in run[mine].tolist()]
+            answers[0, mine] = signal.remaining(asked, age[mine])
+            answers[1, mine] = signal.quantile(asked, age[mine], 0.5)
 
     ask(ceiling.name, ceiling, np.ones(len(runs), dtype=bool))
     for index in range(num_folds):
@@ -255,8 +191,9 @@ def answers_of(
 
 def resampled(
     scores: Mapping[str, list[Scored]], rows: Sequence[Rows], prompt: IntArray
-) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Return for each method (log-MAE, concordance), point estimate first, then the resamples."""
+) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
+    """Return for each method (log-MAE, concordance, the median's log-MAE): the estimate,
+    then the resamples."""
     count = int(prompt.max()) + 1
     rng = keyed_generator(0, "prompt-bootstrap")
     draws = rng.multinomial(count, np.full(count, 1.0 / count), NUM_RESAMPLES)
@@ -264,9 +201,11 @@ def resampled(
     first, second = np.triu_indices(SET_SIZE, k=1)
     out = {}
     for name, by_seed in scores.items():
-        error = np.mean([s.error for s in by_seed], axis=0)
-        per_prompt = np.bincount(prompt, error, count), np.bincount(prompt, minlength=count)
-        log_mae = draws @ per_prompt[0] / (draws @ per_prompt[1])
+        runs_drawn = draws @ np.bincount(prompt, minlength=count)
+        means, medians = (
+            draws @ np.bincount(prompt, np.mean(errors, axis=0), count) / runs_drawn
+            for errors in ([s.error for s in by_seed], [s.median_error for s in by_seed])
+        )
         right, total = np.zeros((2, count, count))
         for scored, where in zip(by_seed, rows, strict=True):
             known = ~np.isnan(scored.right)
@@ -274,28 +213,28 @@ def resampled(
             np.add.at(right, (a, b), scored.right[known])
             np.add.at(total, (a, b), 1.0)
         weigh = [np.einsum("ra,ab,rb->r", draws, table, draws) for table in (right, total)]
-        out[name] = (log_mae, weigh[0] / weigh[1])
+        out[name] = (means, weigh[0] / weigh[1], medians)
     return out
 
 
-def table(found: Mapping[str, tuple[FloatArray, FloatArray]], ceiling: str) -> str:
+def table(found: Mapping[str, tuple[FloatArray, FloatArray, FloatArray]], ceiling: str) -> str:
     """Return the Markdown rows: estimates, their intervals, and the share of the gap closed."""
     floor, top = found["age-km"][1], found[ceiling][1]
     lines = [
-        "| signal | log-MAE [95 %] | concordance [95 %] | gap closed [95 %] |",
-        "| --- | --- | --- | --- |",
+        "| signal | log-MAE [95 %] | of the median | concordance [95 %] | gap closed, % [95 %] |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for name, (log_mae, order) in sorted(found.items(), key=lambda item: item[1][1][0]):
+    for name, (log_mae, order, median) in sorted(found.items(), key=lambda item: item[1][1][0]):
         gap = (order - floor) / (top - floor)
-        cells = (_cell(log_mae, 3), _cell(order, 3), _cell(100 * gap, 0))
+        cells = (_cell(log_mae, 3), f"{median[0]:.3f}", _cell(order, 3), _cell(100 * gap, 0))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def against(found: Mapping[str, tuple[FloatArray, FloatArray]], best: str) -> str:
+def against(found: Mapping[str, tuple[FloatArray, FloatArray, FloatArray]], best: str) -> str:
     """Return what ``best`` gains on each other method, with intervals."""
     lines = [f"| {best} against | log-MAE less by | concordance more by |", "| --- | --- | --- |"]
-    for name, (log_mae, order) in found.items():
+    for name, (log_mae, order, _) in found.items():
         if name != best:
             less, more = log_mae - found[best][0], found[best][1] - order
             lines.append(f"| {name} | {_cell(less, 3)} | {_cell(more, 3)} |")

@@ -26,13 +26,12 @@ from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.signals import DistributionalSignal, RemainingSignal, SignalRequest
 from contracts.survival import kaplan_meier
-from predictors.base import HorizonPredictor, TrainingSet
+from predictors.base import HorizonPredictor, TrainingSet, held_out_runs
 from predictors.boosting import BoostingSettings
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need, need_array, need_list
 from predictors.features import AGE_FEATURES, PROGRESS_FEATURES, rows_by_request
 from predictors.gbm_hazard import GbmHazard, GbmHazardSettings, landmarks
-from predictors.neural import held_out_runs
 from predictors.trees import from_tensors
 
 _NUM_POINTS = 160  # of total length, log-spaced up to the cap

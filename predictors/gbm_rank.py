@@ -24,13 +24,12 @@ from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_generator
 from contracts.signals import SignalRequest
-from predictors.base import HorizonPredictor, TrainingSet
+from predictors.base import HorizonPredictor, TrainingSet, held_out_runs
 from predictors.boosting import BoostingSettings, grow_trees
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need_array, need_list
 from predictors.features import FEATURE_NAMES, feature_columns, feature_matrix
 from predictors.gbm_hazard import hazard_rows, horizon_edges, landmarks
-from predictors.neural import held_out_runs
 from predictors.trees import TreeEnsemble, from_tensors, raw_scores
 
 CENSORING_RULE = (
@@ -184,12 +183,13 @@ class GbmRankSettings:
         place = np.searchsorted(cuts, scores, side="right")
         held, place = np.unique(place, return_inverse=True)
         weight = training.repeat_weights()[run]
-        knots = np.bincount(place, weight * scores) / np.bincount(place, weight)
+        knots = np.asarray(np.bincount(place, weight * scores) / np.bincount(place, weight))
         shape = (len(held), len(edges))
         at_risk, ends = np.zeros(shape), np.zeros(shape)
         np.add.at(at_risk, (place[owner], bins), weight[owner])
         np.add.at(ends, (place[owner], bins), weight[owner] * ended)
-        return knots, np.cumprod(1.0 - _falling_hazards(ends, at_risk), axis=1)
+        alive: FloatArray = np.cumprod(1.0 - _falling_hazards(ends, at_risk), axis=1)
+        return knots.astype(np.float64), alive
 
 
 def co_running_sets(

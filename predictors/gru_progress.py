@@ -18,13 +18,14 @@ from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.runs import ProgressRecord
 from contracts.signals import NUM_PROGRESS, SignalRequest
-from predictors.base import HorizonPredictor, TrainingSet
+from predictors.base import HorizonPredictor, TrainingSet, held_out_runs
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need, need_array
 from predictors.features import PROMPT_FEATURES, feature_columns, feature_matrix, rows_by_request
 from predictors.gbm_hazard import hazard_rows, horizon_edges, landmarks
 from predictors.log_t import need_endings
-from predictors.neural import Batch, LoopSettings, Scaler, held_out_runs, train_network
+from predictors.neural import Scaler
+from predictors.torch_loop import Batch, LoopSettings, train_network
 
 if TYPE_CHECKING:
     import torch
@@ -189,9 +190,7 @@ class GruProgressSettings:
             seed=seed,
             num_threads=num_threads,
         )
-        return GruProgress(
-            training.provenance, edges, (stride, self.max_records), scalers, weights
-        )
+        return GruProgress(training.provenance, edges, (stride, self.max_records), scalers, weights)
 
     def _rows(
         self,
@@ -242,7 +241,7 @@ class GruProgressSettings:
 def _network(hidden: int, num_bins: int) -> torch.nn.Module:
     import torch
 
-    class Net(torch.nn.Module):
+    class Net(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.start = torch.nn.Linear(_WIDTH, hidden)
@@ -259,7 +258,7 @@ def _network(hidden: int, num_bins: int) -> torch.nn.Module:
                 states.append(state)
             path = torch.stack(states, dim=1)
             index = batch["at"].unsqueeze(-1).expand(-1, -1, path.shape[-1])
-            return self.head(torch.cat([path.gather(1, index), batch["age"]], dim=-1))  # type: ignore[no-any-return]
+            return self.head(torch.cat([path.gather(1, index), batch["age"]], dim=-1))
 
     return Net()
 
@@ -312,7 +311,8 @@ def _check_stride(request: SignalRequest, stride: int) -> None:
 
 def _record(request: SignalRequest, index: int) -> FloatArray:
     assert request.progress is not None
-    return request.progress.values[index]
+    record: FloatArray = request.progress.values[index]
+    return record
 
 
 def _slots(run: IntArray) -> IntArray:

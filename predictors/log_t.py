@@ -17,21 +17,13 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.signals import SignalRequest
-from predictors.base import HorizonPredictor, TrainingSet
+from predictors.base import HorizonPredictor, TrainingSet, held_out_runs
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need, need_array, need_list
 from predictors.features import FEATURE_NAMES, feature_columns, feature_matrix
 from predictors.gbm_hazard import horizon_edges, landmarks
-from predictors.neural import (
-    Batch,
-    LoopSettings,
-    Scaler,
-    held_out_runs,
-    new_perceptron,
-    perceptron,
-    perceptron_from,
-    train_network,
-)
+from predictors.neural import Scaler, new_perceptron, perceptron, perceptron_from
+from predictors.torch_loop import Batch, LoopSettings, train_network
 
 if TYPE_CHECKING:
     import torch
@@ -227,7 +219,7 @@ def log_t_losses(degrees: float) -> Any:
     def log_density(z: torch.Tensor) -> torch.Tensor:
         return constant - 0.5 * (degrees + 1) * torch.log1p(z * z / degrees)
 
-    class LogSurvival(torch.autograd.Function):
+    class LogSurvival(torch.autograd.Function):  # type: ignore[misc]
         """log P(t > z): torch has no Student distribution function, scipy has."""
 
         @staticmethod

@@ -20,13 +20,14 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.signals import SignalRequest
-from predictors.base import TrainingSet
+from predictors.base import TrainingSet, held_out_runs
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need, need_array, need_list
 from predictors.features import AGE_FEATURES, feature_columns, feature_matrix, rows_by_request
 from predictors.gbm_hazard import horizon_edges, landmarks
 from predictors.log_t import LogT, fit_log_t, need_endings
-from predictors.neural import LoopSettings, Scaler, held_out_runs, perceptron_from
+from predictors.neural import Scaler, perceptron_from
+from predictors.torch_loop import LoopSettings
 
 _WORD = re.compile(r"\w+|[^\w\s]|\n\s*")
 _MAX_BUCKETS, _MAX_CHARS = 1 << 16, 1 << 20

@@ -10,10 +10,10 @@ from predictors.gbm_hazard import GbmHazardSettings
 from predictors.gbm_rank import GbmRankSettings
 from predictors.gru_progress import GruProgressSettings
 from predictors.log_t import LogTSettings
-from predictors.neural import LoopSettings
 from predictors.past_future import PastFutureSettings
 from predictors.registry import FamilySettings
 from predictors.text_progress import TextProgressSettings
+from predictors.torch_loop import LoopSettings
 
 FEW_TREES = BoostingSettings(num_trees=30)
 QUICK: dict[str, FamilySettings] = {
