@@ -183,13 +183,15 @@ class GbmRankSettings:
         place = np.searchsorted(cuts, scores, side="right")
         held, place = np.unique(place, return_inverse=True)
         weight = training.repeat_weights()[run]
-        knots = np.asarray(np.bincount(place, weight * scores) / np.bincount(place, weight))
+        knots = (np.bincount(place, weight * scores) / np.bincount(place, weight)).astype(
+            np.float64
+        )
         shape = (len(held), len(edges))
         at_risk, ends = np.zeros(shape), np.zeros(shape)
         np.add.at(at_risk, (place[owner], bins), weight[owner])
         np.add.at(ends, (place[owner], bins), weight[owner] * ended)
         alive: FloatArray = np.cumprod(1.0 - _falling_hazards(ends, at_risk), axis=1)
-        return knots.astype(np.float64), alive
+        return knots, alive
 
 
 def co_running_sets(

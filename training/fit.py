@@ -20,6 +20,7 @@ from contracts.signals import RemainingSignal
 from eval.signal_quality import SignalQuality, quality_table
 from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.base import Predictor
+from predictors.fused import Fused
 from traces.runlog import RunLog
 from traces.split import split_runs
 from training.crossfit import crossfit, save_crossfit
@@ -54,10 +55,13 @@ def fit_recipe(
     if not test:
         return FitResult(predictor, (), len(train), 0)
     signals: list[RemainingSignal] = [predictor]
-    if not isinstance(predictor, AgeKm):
+    if predictor.family != AgeKm.family:
         signals.insert(0, AgeKmSettings().fit(rows))
     say("scoring on the held-out prompts")
-    scores = evaluate(signals, test, extra_signals=ceilings(test, train), seed=recipe.seed)
+    extra = ceilings(test, train)
+    if isinstance(predictor, Fused):
+        extra += [predictor.with_prior(prior) for prior in extra]
+    scores = evaluate(signals, test, extra_signals=extra, seed=recipe.seed)
     return FitResult(predictor, tuple(scores), len(train), len(test))
 
 

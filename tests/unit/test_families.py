@@ -17,6 +17,7 @@ from contracts.signals import ProgressTrack, SignalRequest, signal_request, text
 from eval.signal_quality import SignalQuality, held_out, score_signal
 from predictors.age_km import AgeKmSettings
 from predictors.base import Predictor
+from predictors.boosting import BoostingSettings
 from predictors.features import FEATURE_NAMES
 from predictors.fused import Fused, FusedSettings
 from predictors.gbm_rank import GbmRank, GbmRankSettings, co_running_sets
@@ -90,7 +91,8 @@ def test_a_cap_does_not_make_answers_short(family: str) -> None:
     mean of min(length, 60) (its standard error is 1.7 %, the rest is fitting); with the cut runs
     dropped, it is shorter by 7 points or more."""
     runs = _alike(60)
-    settings = (LEARNED | {"past-future": PastFutureSettings(), "fused": FusedSettings()})[family]
+    enough = FusedSettings(num_landmarks=4, boosting=BoostingSettings(num_trees=120))
+    settings = (LEARNED | {"past-future": PastFutureSettings(), "fused": enough})[family]
     requests, start = [signal_request(run) for run in runs], np.zeros(len(runs), dtype=np.int64)
     truth = np.mean([run.output_tokens for run in runs])
 
