@@ -190,8 +190,8 @@ class GbmRankSettings:
         at_risk, ends = np.zeros(shape), np.zeros(shape)
         np.add.at(at_risk, (place[owner], bins), weight[owner])
         np.add.at(ends, (place[owner], bins), weight[owner] * ended)
-        alive: FloatArray = np.cumprod(1.0 - _falling_hazards(ends, at_risk), axis=1)
-        return knots, alive
+        alive = np.cumprod(1.0 - _falling_hazards(ends, at_risk), axis=1)
+        return knots, alive.astype(np.float64)
 
 
 def co_running_sets(

@@ -55,15 +55,17 @@ class PastFutureSettings:
         caps = np.array([request.max_tokens for request in training.requests], dtype=np.int64)
         finished = training.event_observed | (training.output_tokens >= caps)
         models = np.array([request.model for request in training.requests], dtype=object)
+        if not training.event_observed.any():
+            raise InvalidInput(
+                f"none of {len(models)} training runs was seen to end below its cap: a window of "
+                "finished lengths needs some; collect with a higher cap"
+            )
         curves = {}
         for model in sorted(set(models.tolist())):
             rows = np.flatnonzero((models == model) & finished)[-self.window_runs :]
             ended = training.event_observed[rows]
-            if not ended.any():
-                raise InvalidInput(
-                    f"no run of {model!r} in the window was seen to end below its cap: a window "
-                    "of finished lengths needs some; collect with a higher cap"
-                )
+            if not rows.size:
+                continue  # nothing finished: the model is unknown, and its answer the cap
             top = int(np.maximum(caps[rows], training.output_tokens[rows]).max())
             curves[model] = kaplan_meier(np.where(ended, training.output_tokens[rows], top), ended)
         return PastFuture(training.provenance, curves)

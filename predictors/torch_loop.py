@@ -32,7 +32,7 @@ Batch: TypeAlias = "Mapping[str, torch.Tensor]"
 class LoopSettings:
     """How a network is trained. ``held_out_share`` of the prompts stop the training early, after
     ``patience_epochs`` without a better loss; ``state_dir`` (empty: none) keeps what a resumed fit
-    needs; ``mixed_precision`` is that of accelerate: no, bf16 or fp16."""
+    needs; ``mixed_precision`` is no or bf16."""
 
     num_epochs: int = 60
     patience_epochs: int = 8
@@ -51,7 +51,7 @@ class LoopSettings:
             ("learning_rate", 0.0 < self.learning_rate <= 1.0, "above 0 and at most 1"),
             ("weight_decay", self.weight_decay >= 0.0, "at least 0"),
             ("held_out_share", 0.0 < self.held_out_share < 1.0, "between 0 and 1"),
-            ("mixed_precision", self.mixed_precision in ("no", "bf16", "fp16"), "no, bf16 or fp16"),
+            ("mixed_precision", self.mixed_precision in ("no", "bf16"), "no or bf16"),
         )
         for name, holds, rule in rules:
             if not holds:
@@ -92,9 +92,7 @@ def train_network(
         raise missing_dependency(str(error.name), "train", "training a network") from None
     if held_out.all() or not held_out.any():
         raise InvalidInput("training and held-out rows must both exist: use more prompts or runs")
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(), mixed_precision=settings.mixed_precision
-    )
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     with _threads(num_threads), torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build()
@@ -162,7 +160,10 @@ def _one_epoch(
     network.train()
     for chosen in loader:
         batch = {name: values[chosen] for name, values in data.items()}
-        with accelerator.autocast():
+        # not accelerator's own autocast: its precision is one for the whole process
+        with torch.autocast(
+            accelerator.device.type, torch.bfloat16, enabled=settings.mixed_precision == "bf16"
+        ):
             losses = row_losses(network, batch)
         weight = batch["weight"]
         adam.zero_grad()

@@ -342,6 +342,18 @@ def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path) -> 
         fit(6, str(tmp_path))
 
 
+def test_bfloat16_trains_to_nearly_the_same_law() -> None:
+    """Eight bits of mantissa: answers within 15 % at the median of those of single precision."""
+    training = training_set(RUNS[:60])
+    answers = []
+    for precision in ("no", "bf16"):
+        loop = LoopSettings(num_epochs=5, mixed_precision=precision)
+        signal = LogTSettings(num_landmarks=3, loop=loop).fit(training)
+        answers.append(signal.remaining(training.requests, np.full(60, 8)))
+    assert (answers[0] != answers[1]).any()
+    assert np.median(np.abs(np.log(answers[0] / answers[1]))) < 0.15
+
+
 def test_a_scaler_knows_absent_constant_and_wild_values() -> None:
     nan = float("nan")
     rows = np.array([[1.0, 5.0, nan], [3.0, 5.0, nan]])
@@ -410,7 +422,7 @@ def test_progress_of_nan_is_absent_not_an_answer(family: str) -> None:
         (lambda: PastFutureSettings(window_runs=0), "window_runs is 0"),
         (lambda: LogTSettings(features=()), "features are empty"),
         (lambda: LogTSettings(hidden=(0,)), "hidden"),
-        (lambda: LoopSettings(mixed_precision="int3"), "no, bf16 or fp16"),
+        (lambda: LoopSettings(mixed_precision="int3"), "no or bf16"),
         (lambda: LoopSettings(held_out_share=1.0), "held_out_share is 1.0"),
         (lambda: GbmRankSettings(set_size=1), "set_size is 1"),
         (lambda: GbmRankSettings(features=()), "needs features"),
