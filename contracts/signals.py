@@ -17,6 +17,7 @@ from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun, ProgressRecord
 
 NUM_PROGRESS = len(ProgressRecord._fields)
+TEXT_STRIDE = 16  # tokens between two readings of a text whose run has no progress stride
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,27 @@ class ProgressTrack:
     def seen(self, age: int) -> FloatArray:
         """Return the records closed by ``age`` tokens, oldest first."""
         return self.values[: age // self.stride]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTrack:
+    """What one run wrote: its first (j + 1) * stride tokens are ``text[: ends[j]]``."""
+
+    stride: int
+    text: str
+    ends: IntArray
+
+    def seen(self, age: int) -> str:
+        """Return the text of the strides closed by ``age`` tokens."""
+        closed = min(age // self.stride, len(self.ends))
+        return self.text[: self.ends[closed - 1]] if closed else ""
+
+
+def text_track(text: str, output_tokens: int, stride: int) -> TextTrack:
+    """Return the track of a stored text whose token borders nobody kept: every token is taken to
+    be as long as the run's mean token."""
+    tokens = np.arange(stride, output_tokens + 1, stride, dtype=np.int64)
+    return TextTrack(stride, text, len(text) * tokens // output_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +72,7 @@ class SignalRequest:
     max_tokens: int
     prompt: str | None = None
     progress: ProgressTrack | None = None
+    text: TextTrack | None = None
 
 
 def signal_request(run: DecodeRun) -> SignalRequest:
@@ -58,6 +81,9 @@ def signal_request(run: DecodeRun) -> SignalRequest:
     if run.progress is not None and run.progress_stride is not None:
         values = np.array(run.progress, dtype=np.float64).reshape(-1, NUM_PROGRESS)
         progress = ProgressTrack(run.progress_stride, values)
+    text = None
+    if run.text is not None:
+        text = text_track(run.text, run.output_tokens, run.progress_stride or TEXT_STRIDE)
     return SignalRequest(
         run_id=run.run_id,
         request_key=run.request_key,
@@ -70,6 +96,7 @@ def signal_request(run: DecodeRun) -> SignalRequest:
         max_tokens=run.max_new_tokens,
         prompt=run.prompt,
         progress=progress,
+        text=text,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from contracts.errors import CheckpointError, InvalidInput
 from contracts.policy import FloatArray, IntArray
+from contracts.randomness import keyed_uniform
 from contracts.signals import SignalRequest
 from predictors.card import JsonObject
 from predictors.checkpoint import (
@@ -69,6 +70,23 @@ class TrainingSet:
         _, member, counts = np.unique(keys, return_inverse=True, return_counts=True)
         weights = 1.0 / counts[member]
         return np.asarray(weights / weights.mean())
+
+
+def held_out_runs(training: TrainingSet, share: float, seed: int) -> np.ndarray:
+    """Return (n,) which runs a fit sets apart for itself (to stop early, to calibrate): about
+    ``share`` of the prompts, whole.
+
+    Raises InvalidInput when there is only one prompt.
+    """
+    prompts = sorted({request.prompt_sha256 for request in training.requests})
+    if len(prompts) < 2:
+        raise InvalidInput(
+            "all training runs are of one prompt: the fit sets some prompts apart, so at least "
+            "2 are needed; use age-km, or a log with more prompts"
+        )
+    ordered = sorted(prompts, key=lambda prompt: keyed_uniform(seed, "early-stop", prompt))
+    chosen = set(ordered[: max(1, min(len(prompts) - 1, round(share * len(prompts))))])
+    return np.array([request.prompt_sha256 in chosen for request in training.requests])
 
 
 class Predictor(ABC):

@@ -14,7 +14,13 @@ from predictors.calibrated import Calibrated
 from predictors.checkpoint import read_checkpoint
 from predictors.conformal import table_from_json
 from predictors.countdown import Countdown, CountdownSettings
+from predictors.fused import Fused, FusedSettings
 from predictors.gbm_hazard import GbmHazard, GbmHazardSettings
+from predictors.gbm_rank import GbmRank, GbmRankSettings
+from predictors.gru_progress import GruProgress, GruProgressSettings
+from predictors.log_t import LogT, LogTSettings
+from predictors.past_future import PastFuture, PastFutureSettings
+from predictors.text_progress import TextProgress, TextProgressSettings
 
 
 class FamilySettings(Protocol):
@@ -34,7 +40,13 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     AgeKm.family: Family(AgeKm, AgeKmSettings),
     Countdown.family: Family(Countdown, CountdownSettings),
+    Fused.family: Family(Fused, FusedSettings),
     GbmHazard.family: Family(GbmHazard, GbmHazardSettings),
+    GbmRank.family: Family(GbmRank, GbmRankSettings),
+    GruProgress.family: Family(GruProgress, GruProgressSettings),
+    LogT.family: Family(LogT, LogTSettings),
+    PastFuture.family: Family(PastFuture, PastFutureSettings),
+    TextProgress.family: Family(TextProgress, TextProgressSettings),
 }
 
 

@@ -7,6 +7,7 @@ the floors and the ceiling, and the checkpoint carries those scores.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from contracts.signals import RemainingSignal
 from eval.signal_quality import SignalQuality, quality_table
 from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.base import Predictor
+from predictors.fused import Fused
 from traces.runlog import RunLog
 from traces.split import split_runs
 from training.calibrate import calibrate_folds, cross_calibrate
@@ -69,7 +71,10 @@ def fit_recipe(
     if not is_floor:
         signals.insert(0, AgeKmSettings().fit(rows))
     say("scoring on the held-out prompts")
-    scores = evaluate(signals, test, extra_signals=ceilings(test, train), seed=recipe.seed)
+    extra = ceilings(test, train)
+    if isinstance(predictor, Fused):
+        extra += [predictor.with_prior(prior) for prior in extra]
+    scores = evaluate(signals, test, extra_signals=extra, seed=recipe.seed)
     return FitResult(predictor, tuple(scores), len(train), len(test))
 
 
@@ -128,26 +133,36 @@ def run_fit(
 ) -> None:
     """Do what the command line asks: results to stdout, talk to stderr."""
 
+    alone = _is_main_process()
+
     def say(text: str) -> None:
-        click.echo(text, err=True)
+        if alone:
+            click.echo(text, err=True)
 
     recipe = chosen_recipe(config, family, assignments)
     if out is not None:
         _check_new_folder(out)
     log = read_run_log(runs)
     if folds is not None:
-        scores = crossfit_recipe(log, recipe, folds, out, say)
+        scores = crossfit_recipe(log, recipe, folds, out if alone else None, say)
     else:
         result = fit_recipe(log, recipe, say)
         scores = result.scores
-        if out is not None:
+        if out is not None and alone:
             result.predictor.save_pretrained(out, [score.as_row() for score in scores])
+    if not alone:
+        return
     if out is not None:
         say(f"wrote {out}")
     if as_json:
         click.echo(scores_json(scores, family=recipe.family, out=str(out) if out else None))
     elif scores:
         click.echo(quality_table(scores))
+
+
+def _is_main_process() -> bool:
+    """Say whether this is the process that talks and writes, of those torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _check_new_folder(out: Path) -> None:

@@ -16,7 +16,7 @@ _PATH = click.Path(path_type=Path)
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of ``train`` to a click command's function."""
     options = (
-        click.option("--config", type=_PATH, help="A TOML recipe (training/recipes/ has three)."),
+        click.option("--config", type=_PATH, help="A TOML recipe, as in training/recipes/."),
         click.option("--family", help="A predictor family, with its default recipe."),
         click.option(
             "--runs", type=_PATH, default=bundled_runs,

@@ -8,14 +8,24 @@ import numpy as np
 import pytest
 
 from contracts.errors import CheckpointError
+from contracts.signals import signal_request
 from predictors.boosting import BoostingSettings
-from predictors.checkpoint import CONFIG_FILE, TENSOR_FILE
+from predictors.card import JsonValue
+from predictors.checkpoint import (
+    CONFIG_FILE,
+    TENSOR_FILE,
+    Checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.registry import load_predictor
+from tests.quick_families import QUICK
 from tests.synthetic_runs import synthetic_runs
 from training.rows import training_set
 
-NUM_MUTATIONS = 240
+NUM_MUTATIONS, NUM_NONSENSE = 240, 60
+RUNS = synthetic_runs(num_prompts=20)
 
 
 def _mutated(data: bytes, rng: np.random.Generator) -> bytes:
@@ -58,6 +68,64 @@ def test_every_mutation_is_refused(folder: Path, name: str) -> None:
                 load_predictor(folder)
     finally:
         path.write_bytes(good)
+
+
+@pytest.fixture(scope="module", params=sorted(QUICK))
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    path = tmp_path_factory.mktemp(request.param)
+    QUICK[request.param].fit(training_set(RUNS)).save_pretrained(path)
+    return read_checkpoint(path)
+
+
+def _wild_array(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Other values, another shape or another type, each in a way a reader might trust."""
+    kind = int(rng.integers(0, 8))
+    if kind == 0 or not array.size:
+        return array.astype(rng.choice(["f2", "f8", "i4", "i8", "u1"]))
+    if kind == 1:
+        return array[: int(rng.integers(0, len(array)))] if array.ndim else array
+    if kind == 2:
+        return array.ravel() if array.ndim > 1 else array[:, None]
+    if kind == 3:
+        return array[::-1].copy()
+    wild = array.copy()
+    values = [0, -1, 1, 7, 2**31, -(2**40)]
+    values += [np.nan, np.inf, 1e300] if array.dtype.kind == "f" else []
+    with np.errstate(over="ignore", invalid="ignore"):
+        wild.flat[int(rng.integers(0, array.size))] = np.array(rng.choice(values)).astype(
+            array.dtype
+        )
+    return wild
+
+
+def test_signed_nonsense_is_refused_or_answers_within_bounds(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """A stranger can sign anything: arrays and settings that make no sense under fitting hashes."""
+    requests, ages = [signal_request(run) for run in RUNS[:6]], np.arange(6) * 7
+    room = np.array([request.max_tokens for request in requests]) - ages
+    family, rng, refused = checkpoint.family, np.random.default_rng(2), 0
+    for _ in range(NUM_NONSENSE):
+        settings, tensors = dict(checkpoint.settings), dict(checkpoint.tensors)
+        if rng.random() < 0.3 and settings:
+            key = str(rng.choice(sorted(settings)))
+            junk: list[JsonValue] = [None, -1, 0, 10**12, 0.5, "x", [], ["x"], [1], {}]
+            settings[key] = junk[int(rng.integers(0, len(junk)))]
+        else:
+            name = str(rng.choice(sorted(tensors)))
+            tensors[name] = _wild_array(tensors[name], rng)
+        write_checkpoint(tmp_path, family, checkpoint.provenance, settings, (), tensors)
+        try:
+            predictor = load_predictor(tmp_path)
+        except CheckpointError:
+            refused += 1
+            continue
+        with np.errstate(all="ignore"):
+            answers = predictor.remaining(requests, ages)
+        assert ((answers >= 1.0) & (answers <= room)).all(), (settings, name)
+    assert refused > NUM_NONSENSE // 4
 
 
 def test_garbage_tensors_under_a_fitting_hash_are_refused(folder: Path) -> None:

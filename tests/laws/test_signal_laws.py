@@ -16,29 +16,23 @@ from eval.signal_quality import held_out, score_signal
 from predictors.age_km import AgeKmSettings
 from predictors.base import Predictor
 from predictors.boosting import BoostingSettings
-from predictors.countdown import CountdownSettings
 from predictors.gbm_hazard import GbmHazardSettings
-from predictors.registry import FAMILIES, FamilySettings
+from predictors.registry import FAMILIES
+from tests.quick_families import QUICK
 from tests.synthetic_runs import CAP_TOKENS, STRIDE, synthetic_runs
 from training.rows import training_set
 
-_FEW_TREES = BoostingSettings(num_trees=30)
-_QUICK: dict[str, FamilySettings] = {
-    "age-km": AgeKmSettings(),
-    "countdown": CountdownSettings(boosting=_FEW_TREES),
-    "gbm-hazard": GbmHazardSettings(boosting=_FEW_TREES),
-}
 RUNS = synthetic_runs(num_prompts=80)
 TRAIN, TEST = RUNS[:180], RUNS[180:]
 
 
 def test_every_family_is_held_to_these_laws() -> None:
-    assert set(_QUICK) == set(FAMILIES)
+    assert set(QUICK) == set(FAMILIES)
 
 
-@pytest.fixture(scope="module", params=sorted(_QUICK))
+@pytest.fixture(scope="module", params=sorted(QUICK))
 def predictor(request: pytest.FixtureRequest) -> Predictor:
-    return _QUICK[request.param].fit(training_set(TRAIN), seed=1)
+    return QUICK[request.param].fit(training_set(TRAIN), seed=1)
 
 
 def test_conformance(predictor: Predictor) -> None:

@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from contracts.errors import CheckpointError, MissingDependency, UnknownName
-from contracts.settings import updated
 from contracts.signals import signal_request
 from predictors.age_km import AgeKm
 from predictors.base import Predictor
@@ -19,18 +18,15 @@ from predictors.checkpoint import CONFIG_FILE, TENSOR_FILE, push_to_hub
 from predictors.features import FEATURE_NAMES
 from predictors.gbm_hazard import GbmHazard
 from predictors.registry import FAMILIES, load_predictor
+from tests.quick_families import QUICK
 from tests.synthetic_runs import synthetic_runs
-from training.recipe import default_recipe
 from training.rows import training_set
 
 RUNS = synthetic_runs(num_prompts=30)
 
 
 def _fit(family: str) -> Predictor:
-    recipe = default_recipe(family)
-    if family != "age-km":
-        recipe = updated(recipe, {"settings": {"boosting": {"num_trees": 12}}}, "test")
-    return recipe.settings.fit(training_set(RUNS))
+    return QUICK[family].fit(training_set(RUNS))
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

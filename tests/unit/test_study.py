@@ -229,7 +229,8 @@ def test_the_verb_runs_on_a_run_log_of_ones_own(tmp_path: Path) -> None:
     runs = source_in(tmp_path).runs
     arguments = [
         "study", "--only-own", "--runs", str(runs), "--seeds", "2", "--deadline", "3",
-        "--concurrency", "12", "--jobs", "1", "--out", str(tmp_path / "out"), "--profile", "rtx4090-llama-3.1-8b", "--json",
+        "--concurrency", "12", "--jobs", "1", "--out", str(tmp_path / "out"),
+        "--profile", "rtx4090-llama-3.1-8b", "--json",
     ]  # fmt: skip
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output

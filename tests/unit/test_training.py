@@ -231,3 +231,32 @@ def test_the_script_takes_a_recipe_and_explains_itself(log_path: Path, tmp_path:
     ):
         bad = CliRunner().invoke(main, args)
         assert bad.exit_code == 1 and says in bad.output, bad.output
+
+
+@pytest.mark.parametrize(
+    ("family", "assignment"),
+    [
+        ("past-future", "settings.window_runs=50"),
+        ("log-t", "settings.loop.num_epochs=2"),
+        ("gbm-rank", "settings.num_sets=50"),
+        ("fused", "settings.boosting.num_trees=10"),
+        ("text-progress", "settings.loop.num_epochs=2"),
+        ("gru-progress", "settings.loop.num_epochs=2"),
+    ],
+)
+def test_both_ways_of_training_give_one_checkpoint(
+    family: str, assignment: str, log_path: Path, tmp_path: Path
+) -> None:
+    """``python -m training.fit --config`` and ``preemptbench train --family``."""
+    recipe = RECIPES / f"{family.replace('-', '_')}.toml"
+    common = ["--runs", str(log_path), "--set", assignment, "--json"]
+    by_config = [*common, "--config", str(recipe), "--out", str(tmp_path / "a")]
+    by_family = [*common, "--family", family, "--out", str(tmp_path / "b")]
+    results = [CliRunner().invoke(main, by_config), CliRunner().invoke(train, by_family)]
+    assert [result.exit_code for result in results] == [0, 0], results[0].output
+    signals = [row["signal"] for row in json.loads(results[0].stdout)["scores"]]
+    assert family in signals and "age-km" in signals
+    assert ("fused(oracle-2 (ceiling))" in signals) == (family == "fused")
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
+    load_predictor(tmp_path / "a")
