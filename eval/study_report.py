@@ -39,6 +39,7 @@ from eval.study_tables import (
     grid_table,
     ladder,
     ladder_table,
+    overload_sentence,
     overview_table,
     pilot_table,
     rescoring_table,
@@ -114,7 +115,7 @@ def _differences(numbers: StudyNumbers) -> Section:
 
 def _breach(numbers: StudyNumbers) -> Section:
     table = breach_table(numbers)
-    parts = [html_table(overview_table(numbers))]
+    parts = [paragraph(overload_sentence(numbers)), html_table(overview_table(numbers))]
     for source in dict.fromkeys(row[0] for row in table.rows):
         rows = tuple(row[1:] for row in table.rows if row[0] == source)
         own = Table(table.name, table.caption, table.columns[1:], rows)
@@ -152,8 +153,8 @@ def _doses(numbers: StudyNumbers) -> Section:
         text = "No young(depth) rule ran in a comparable cell, so there is no response to show."
         return Section("Dose-response over the victim's age", paragraph(text))
     caption = (
-        "The older the victim, the further right. If youth were what protects deadlines, the line "
-        "would rise from left to right."
+        "The older the victim, the further right. Where evicting the youngest protects deadlines, "
+        "the line rises from left to right."
     )
     body = figure(dose_lines(numbers.doses), caption) + html_table(dose_table(numbers))
     return Section("Dose-response over the victim's age", body)
@@ -256,6 +257,7 @@ def _not_covered(numbers: StudyNumbers) -> list[str]:
         "one of sampled runs, and says nothing about temperature zero.",
     }
     return [
+        overload_sentence(numbers),
         *(text for kind, text in origin.items() if kind in kinds),
         f"One engine with the step times of {load_profile(config.profile).name}: no router, no "
         "replicas, no disaggregated prefill, no speculative decoding.",

@@ -149,6 +149,7 @@ def overview_table(numbers: StudyNumbers) -> Table:
     for comparison in numbers.comparisons:
         by_cell[comparison.source, comparison.pressure].append(comparison)
     lifo = _means(numbers, lambda cell: (cell.policy, cell.signal) == LIFO)
+    halves = breach_by_half(numbers)
     rows: list[tuple[Value, ...]] = []
     for (source, pressure, _), scores in lifo.items():
         found = by_cell[source, pressure]
@@ -156,7 +157,8 @@ def overview_table(numbers: StudyNumbers) -> Table:
         most = max(found, key=lambda c: c.breach, default=None)
         gap = 100 * (scores["breach"] - scores["completed_only"])
         rows.append(
-            (source, pressure, scores["breach"], scores["completed_only"], gap, scores["floor"])
+            (source, pressure, scores["breach"], *halves[source, pressure])
+            + (scores["completed_only"], gap, scores["floor"])
             + ((label(least.rule), least.breach) if least else (None, None))
             + ((label(most.rule), most.breach) if most else (None, None))
             + tuple(sum(c.verdict.word == w for c in found) for w in _WORDS)
@@ -164,6 +166,8 @@ def overview_table(numbers: StudyNumbers) -> Table:
     columns = (
         Column("source", "source"), Column("pressure", "KV pressure"),
         Column("lifo_breach", "LIFO breach", "share"),
+        Column("earlier_half", "earlier half", "share"),
+        Column("later_half", "later half", "share"),
         Column("completed_only", "completed only", "share"),
         Column("gap_pp", "hidden, pp", "pp"), Column("floor", "floor", "share"),
         Column("least_rule", "least breach"), Column("least_breach", "its breach", "share"),
@@ -171,13 +175,44 @@ def overview_table(numbers: StudyNumbers) -> Table:
         *(Column(word, word, "count") for word in _WORDS),
     )  # fmt: skip
     caption = (
-        "Each cell of the grid at the study's deadline. 'Completed only' is LIFO's score if "
+        "Each cell of the grid at the study's deadline. Halves: LIFO on the earlier and the later "
+        "arrivals that are scored. 'Completed only' is LIFO's score if "
         "requests that never ended were left out, 'hidden' how much that flatters. The last four "
         "columns count rules by their verdict against LIFO in this cell."
     )
     return Table("overview", caption, columns, tuple(rows))
 
 
+def breach_by_half(numbers: StudyNumbers) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return LIFO's mean breach among the earlier and the later half of the cohort, by source and
+    pressure."""
+    out: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for source in numbers.stored.study.sources:
+        for cell in source.cells:
+            if (cell.policy, cell.signal) == LIFO:
+                out[source.source.name, cell.pressure].append(cell.breach_by_half)
+    means = {key: np.mean(values, axis=0).tolist() for key, values in out.items()}
+    return {key: (first, second) for key, (first, second) in means.items()}
+
+
+def overload_sentence(numbers: StudyNumbers) -> str:
+    """Return what the halves say: where the later half breaches much more, the queue grows."""
+    halves = breach_by_half(numbers)
+    growing = [key for key, (first, second) in halves.items() if second - first > _GROWTH]
+    if not growing:
+        return (
+            "In no cell does LIFO breach much more in the later half of the scored arrivals than "
+            "in the earlier one: the queue does not grow while one watches."
+        )
+    return (
+        f"In {_plural(len(growing), 'cell')} of {len(halves)} the later half of the scored "
+        f"arrivals breaches over {100 * _GROWTH:.0f} pp more under LIFO than the earlier one: the "
+        "queue grows for as long as one watches, so breach there depends on the length of the run. "
+        "Read such a cell as a burst of overload, not as a steady load."
+    )
+
+
+_GROWTH = 0.05  # of the cohort's half; well above what seeds scatter
 _WORDS = ("better", "worse", "equivalent", "inconclusive")
 
 
@@ -447,21 +482,24 @@ def three_sentences(numbers: StudyNumbers) -> list[str]:
 
 
 def _part_sentence(numbers: StudyNumbers, part: str) -> str:
-    config = numbers.stored.study.config
-    where = f"Where LIFO breaches {'less than' if part == PARTS[0] else 'at least'} "
-    where += f"{config.boundary:.0%} (pilot seeds)"
+    is_low = part == PARTS[0]
+    bound = f"{'below' if is_low else 'at least'} {numbers.stored.study.config.boundary:.0%}"
     rows = numbers.grid[part]
     if not rows:
-        return f"{where} there is no cell in this grid, so nothing is said about it."
+        return f"No cell of this grid has LIFO {bound} on pilot seeds: nothing is said about such."
     others = [row for row in rows if row.rule != LIFO]
     lifo = next(row for row in rows if row.rule == LIFO)
+    where = (
+        f"In {_plural(lifo.num_cells, 'cell')} "
+        f"{'of the low-breach regime' if is_low else 'beyond the regime'} (LIFO {bound} on pilot "
+        f"seeds) LIFO breaches {lifo.breach:.1%} on the judged seeds"
+    )
     if not others:
-        return f"{where}, LIFO is the only rule of this study."
+        return f"{where}; it is the only rule of this study."
     words = Counter(row.verdict.word for row in others)
-    margin = numbers.stored.study.margin_pp
     counts = (
         f"{words['better']} better, {words['worse']} worse, {words['equivalent']} equivalent "
-        f"within {margin:g} pp and {words['inconclusive']} inconclusive"
+        f"within {numbers.stored.study.margin_pp:g} pp and {words['inconclusive']} inconclusive"
     )
     best = min(others, key=lambda row: row.breach)
     contrast = numbers.contrasts[part]
@@ -471,9 +509,8 @@ def _part_sentence(numbers: StudyNumbers, part: str) -> str:
         else ""
     )
     return (
-        f"{where}, over {_plural(lifo.num_cells, 'cell')}, LIFO breaches {lifo.breach:.1%} and of "
-        f"{_plural(len(others), 'other rule')} {counts}; the least breach has {label(best.rule)} "
-        f"({_pp(best.within)}, {best.verdict}){young}."
+        f"{where}; of {_plural(len(others), 'other rule')} {counts}; the least breach has "
+        f"{label(best.rule)} ({_pp(best.within)}, {best.verdict}){young}."
     )
 
 
