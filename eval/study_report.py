@@ -26,10 +26,16 @@ from eval.study_figures import (
     ladder_points,
     pilot_lines,
 )
+from eval.study_numbers import (
+    StudyNumbers,
+    ladder,
+    overload_sentence,
+    study_numbers,
+    three_sentences,
+)
 from eval.study_rescoring import LIFO
 from eval.study_summary import PARTS, Comparison, label
 from eval.study_tables import (
-    StudyNumbers,
     all_tables,
     breach_table,
     cluster_table,
@@ -37,15 +43,11 @@ from eval.study_tables import (
     cost_table,
     dose_table,
     grid_table,
-    ladder,
     ladder_table,
-    overload_sentence,
     overview_table,
     pilot_table,
     rescoring_table,
     reversal_table,
-    study_numbers,
-    three_sentences,
 )
 from eval.tables import Table, html_table, markdown_table, write_tables
 from eval.timeline_figure import write_timeline_figure

@@ -23,16 +23,10 @@ from eval.rescoring import rescore_lives
 from eval.stored import FILE, StoredStudy, load_study, store_study
 from eval.study import Source, SourceResult, StudyConfig, run_study
 from eval.study_compare import compare_studies
+from eval.study_numbers import StudyNumbers, overload_sentence, study_numbers, three_sentences
 from eval.study_report import render_study, write_study_report
 from eval.study_rescoring import LIFO, legal_deadlines, rescore_study
-from eval.study_tables import (
-    StudyNumbers,
-    all_tables,
-    breach_table,
-    overload_sentence,
-    study_numbers,
-    three_sentences,
-)
+from eval.study_tables import all_tables, breach_table
 from eval.tables import Column, Table, html_table, markdown_table, show, write_tables
 from preemptbench.cli import cli
 from preemptbench.cli_report import parse_deadlines
