@@ -64,7 +64,7 @@ def model_confidence_set(names: Sequence[str], losses: FloatArray) -> dict[str, 
 
     Policies leave one by one, the worst first, while a max-T test over all pairs of those left
     rejects that they are equal. The test is the sign-flip one, exact for few seeds; the authors'
-    bootstrap keeps all of twelve equal policies in a third of studies of six seeds where 95 % are
+    bootstrap keeps all of eleven equal policies in a third of studies of six seeds where 95 % are
     due (docs/statistics.md). Policies that are equal in every seed stand and fall together.
     """
     losses = np.asarray(losses, dtype=np.float64)

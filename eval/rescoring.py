@@ -84,7 +84,7 @@ def difference_curve(
     ``treatment`` and ``baseline`` hold one curve a seed, in the same order. The band's width is the
     quantile of the largest |t| over all deadlines under a multivariate t law with the correlation
     of the seeds' differences (Montiel Olea and Plagborg-Møller 2019). Resampling six seeds instead
-    meets samples almost without spread, and bands twenty times as wide.
+    meets samples almost without spread, and bands ten times as wide.
     """
     if len(treatment) != len(baseline) or len(treatment) < 2:
         raise InvalidInput(

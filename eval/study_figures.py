@@ -100,7 +100,7 @@ def dose_lines(doses: Mapping[str, Sequence[tuple[float, Interval]]]) -> str:
         _error_bars(ax, x.tolist(), intervals, COLOURS[at], _MARKERS[at], part)
     ax.set_xlabel("depth of the victim: 0 the youngest (LIFO), 1 the oldest")
     ax.set_ylabel("breach minus LIFO, pp", fontsize=8)
-    _legend(ax)
+    _legend(ax, "upper left")
     quiet(ax)
     return to_svg(figure)
 
@@ -190,6 +190,6 @@ def _error_bars(
     ax.plot(x, mean, marker=marker, ls=line, lw=1.2, ms=6, color=colour, label=name)
 
 
-def _legend(ax: Axes) -> None:
+def _legend(ax: Axes, place: str = "best") -> None:
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=7, frameon=False)
+        ax.legend(fontsize=7, frameon=False, loc=place)

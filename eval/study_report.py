@@ -26,10 +26,16 @@ from eval.study_figures import (
     ladder_points,
     pilot_lines,
 )
+from eval.study_numbers import (
+    StudyNumbers,
+    ladder,
+    overload_sentence,
+    study_numbers,
+    three_sentences,
+)
 from eval.study_rescoring import LIFO
 from eval.study_summary import PARTS, Comparison, label
 from eval.study_tables import (
-    StudyNumbers,
     all_tables,
     breach_table,
     cluster_table,
@@ -37,14 +43,11 @@ from eval.study_tables import (
     cost_table,
     dose_table,
     grid_table,
-    ladder,
     ladder_table,
     overview_table,
     pilot_table,
     rescoring_table,
     reversal_table,
-    study_numbers,
-    three_sentences,
 )
 from eval.tables import Table, html_table, markdown_table, write_tables
 from eval.timeline_figure import write_timeline_figure
@@ -114,7 +117,7 @@ def _differences(numbers: StudyNumbers) -> Section:
 
 def _breach(numbers: StudyNumbers) -> Section:
     table = breach_table(numbers)
-    parts = [html_table(overview_table(numbers))]
+    parts = [paragraph(overload_sentence(numbers)), html_table(overview_table(numbers))]
     for source in dict.fromkeys(row[0] for row in table.rows):
         rows = tuple(row[1:] for row in table.rows if row[0] == source)
         own = Table(table.name, table.caption, table.columns[1:], rows)
@@ -152,8 +155,8 @@ def _doses(numbers: StudyNumbers) -> Section:
         text = "No young(depth) rule ran in a comparable cell, so there is no response to show."
         return Section("Dose-response over the victim's age", paragraph(text))
     caption = (
-        "The older the victim, the further right. If youth were what protects deadlines, the line "
-        "would rise from left to right."
+        "The older the victim, the further right. Where evicting the youngest protects deadlines, "
+        "the line rises from left to right."
     )
     body = figure(dose_lines(numbers.doses), caption) + html_table(dose_table(numbers))
     return Section("Dose-response over the victim's age", body)
@@ -256,6 +259,7 @@ def _not_covered(numbers: StudyNumbers) -> list[str]:
         "one of sampled runs, and says nothing about temperature zero.",
     }
     return [
+        overload_sentence(numbers),
         *(text for kind, text in origin.items() if kind in kinds),
         f"One engine with the step times of {load_profile(config.profile).name}: no router, no "
         "replicas, no disaggregated prefill, no speculative decoding.",

@@ -1,90 +1,26 @@
-"""What a study's report is made of: every number once, and the tables and sentences it becomes."""
+"""The tables of a study's report; see eval.tables for how they are shown and kept."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from eval.cells import Cell
 from eval.intervals import Interval
-from eval.stored import StoredStudy
-from eval.study_rescoring import (
-    LIFO,
-    RuleCurve,
-    StudyCurves,
-    cell_curves,
-    legal_deadlines,
-    part_curves,
-    rescore_study,
-)
-from eval.study_summary import (
-    PARTS,
-    Comparison,
-    Contrast,
-    GridRow,
-    Rule,
-    compare_cells,
-    dose_response,
-    grid_rows,
-    label,
-    planned_contrast,
-)
+from eval.study_numbers import RULE_OF_SIGNALS, StudyNumbers, breach_by_half, ladder
+from eval.study_rescoring import LIFO
+from eval.study_summary import PARTS, Comparison, Rule, label
 from eval.tables import Column, Table, Value
 
-RULE_OF_SIGNALS = "longest-remaining"  # the one rule under which signals are compared
 _SHOWN_DEADLINES_S = (600.0, 900.0, 1200.0, 1500.0, 1800.0)
 _INTERVAL = (
     Column("difference_pp", "vs LIFO, pp", "pp"),
     Column("low_pp", "95 % low", "pp"),
     Column("high_pp", "high", "pp"),
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StudyNumbers:
-    """All that the report says, computed once. Mappings by part of the grid (study_summary.PARTS)
-    hold empty lists, or None, for a part without cells."""
-
-    stored: StoredStudy
-    comparisons: list[Comparison]
-    grid: Mapping[str, list[GridRow]]
-    contrasts: Mapping[str, Contrast | None]
-    doses: Mapping[str, list[tuple[float, Interval]]]
-    curves: StudyCurves
-    part_curves: Mapping[str, list[RuleCurve]]
-    reversing_cells: list[RuleCurve]
-
-
-def study_numbers(
-    stored: StoredStudy, on_step: Callable[[str, int, int], None] = lambda *_: None
-) -> StudyNumbers:
-    """Compute everything; ``on_step`` hears a stage, how much of it is done, and how much it is."""
-    study = stored.study
-    curves = rescore_study(
-        stored, legal_deadlines(stored), lambda done, total: on_step("records", done, total)
-    )
-    on_step("statistics", 0, 1)
-    numbers = StudyNumbers(
-        stored=stored,
-        comparisons=compare_cells(study),
-        grid={part: grid_rows(study, part) for part in PARTS},
-        contrasts={part: planned_contrast(study, part) for part in PARTS},
-        doses={part: dose_response(study, part) for part in PARTS},
-        curves=curves,
-        part_curves={part: part_curves(curves, part) for part in PARTS},
-        reversing_cells=[curve for curve in cell_curves(curves) if curve.reversals],
-    )
-    on_step("statistics", 1, 1)
-    return numbers
-
-
-def ladder(rows: Sequence[GridRow]) -> list[GridRow]:
-    """Return the rows of the one rule under which signals are compared, as the study lists them."""
-    return [row for row in rows if row.rule[0] == RULE_OF_SIGNALS]
 
 
 def all_tables(numbers: StudyNumbers) -> list[Table]:
@@ -149,6 +85,7 @@ def overview_table(numbers: StudyNumbers) -> Table:
     for comparison in numbers.comparisons:
         by_cell[comparison.source, comparison.pressure].append(comparison)
     lifo = _means(numbers, lambda cell: (cell.policy, cell.signal) == LIFO)
+    halves = breach_by_half(numbers)
     rows: list[tuple[Value, ...]] = []
     for (source, pressure, _), scores in lifo.items():
         found = by_cell[source, pressure]
@@ -156,7 +93,8 @@ def overview_table(numbers: StudyNumbers) -> Table:
         most = max(found, key=lambda c: c.breach, default=None)
         gap = 100 * (scores["breach"] - scores["completed_only"])
         rows.append(
-            (source, pressure, scores["breach"], scores["completed_only"], gap, scores["floor"])
+            (source, pressure, scores["breach"], *halves[source, pressure])
+            + (scores["completed_only"], gap, scores["floor"])
             + ((label(least.rule), least.breach) if least else (None, None))
             + ((label(most.rule), most.breach) if most else (None, None))
             + tuple(sum(c.verdict.word == w for c in found) for w in _WORDS)
@@ -164,6 +102,8 @@ def overview_table(numbers: StudyNumbers) -> Table:
     columns = (
         Column("source", "source"), Column("pressure", "KV pressure"),
         Column("lifo_breach", "LIFO breach", "share"),
+        Column("earlier_half", "earlier half", "share"),
+        Column("later_half", "later half", "share"),
         Column("completed_only", "completed only", "share"),
         Column("gap_pp", "hidden, pp", "pp"), Column("floor", "floor", "share"),
         Column("least_rule", "least breach"), Column("least_breach", "its breach", "share"),
@@ -171,7 +111,8 @@ def overview_table(numbers: StudyNumbers) -> Table:
         *(Column(word, word, "count") for word in _WORDS),
     )  # fmt: skip
     caption = (
-        "Each cell of the grid at the study's deadline. 'Completed only' is LIFO's score if "
+        "Each cell of the grid at the study's deadline. Halves: LIFO on the earlier and the later "
+        "arrivals that are scored. 'Completed only' is LIFO's score if "
         "requests that never ended were left out, 'hidden' how much that flatters. The last four "
         "columns count rules by their verdict against LIFO in this cell."
     )
@@ -438,63 +379,6 @@ def cost_table(numbers: StudyNumbers) -> Table:
         "signal could not give from its own data."
     )
     return Table("cost", caption, columns, tuple(rows))
-
-
-def three_sentences(numbers: StudyNumbers) -> list[str]:
-    """Return the verdict: the regime, the signals, and beyond the regime."""
-    low, beyond = (_part_sentence(numbers, part) for part in PARTS)
-    return [low, _signal_sentence(numbers), beyond]
-
-
-def _part_sentence(numbers: StudyNumbers, part: str) -> str:
-    config = numbers.stored.study.config
-    where = f"Where LIFO breaches {'less than' if part == PARTS[0] else 'at least'} "
-    where += f"{config.boundary:.0%} (pilot seeds)"
-    rows = numbers.grid[part]
-    if not rows:
-        return f"{where} there is no cell in this grid, so nothing is said about it."
-    others = [row for row in rows if row.rule != LIFO]
-    lifo = next(row for row in rows if row.rule == LIFO)
-    if not others:
-        return f"{where}, LIFO is the only rule of this study."
-    words = Counter(row.verdict.word for row in others)
-    margin = numbers.stored.study.margin_pp
-    counts = (
-        f"{words['better']} better, {words['worse']} worse, {words['equivalent']} equivalent "
-        f"within {margin:g} pp and {words['inconclusive']} inconclusive"
-    )
-    best = min(others, key=lambda row: row.breach)
-    contrast = numbers.contrasts[part]
-    young = (
-        f"; young-biased rules less the others without a signal: {_pp(contrast.within)}"
-        if contrast is not None
-        else ""
-    )
-    return (
-        f"{where}, over {_plural(lifo.num_cells, 'cell')}, LIFO breaches {lifo.breach:.1%} and of "
-        f"{_plural(len(others), 'other rule')} {counts}; the least breach has {label(best.rule)} "
-        f"({_pp(best.within)}, {best.verdict}){young}."
-    )
-
-
-def _signal_sentence(numbers: StudyNumbers) -> str:
-    parts = []
-    for part in PARTS:
-        rungs = ladder(numbers.grid[part])
-        if rungs:
-            said = ", ".join(f"{r.rule[1]} {_pp(r.within)} ({r.verdict})" for r in rungs)
-            parts.append(f"{'in the regime' if part == PARTS[0] else 'beyond it'} {said}")
-    if not parts:
-        return f"{RULE_OF_SIGNALS} is not in this study, so nothing is said about signals."
-    return f"With a signal, {RULE_OF_SIGNALS} is, against LIFO, {'; '.join(parts)}."
-
-
-def _pp(interval: Interval) -> str:
-    return f"{interval.mean:+.1f} pp [{interval.low:+.1f}, {interval.high:+.1f}]"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _names(rules: Sequence[Rule]) -> str:

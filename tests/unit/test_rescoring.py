@@ -147,3 +147,18 @@ def test_failures_compete_and_unfinished_are_censored() -> None:
     seen = incidence_of(cohort, [3.0])
     assert seen["completed"][0] == pytest.approx(1 / 3)
     assert seen["failed"][0] == pytest.approx(1 / 3)
+
+
+def test_a_band_of_six_seeds_holds_and_is_no_wider_than_it_must_be() -> None:
+    rng = np.random.default_rng(4)
+    deadlines = np.arange(1.0, 13.0)
+    zero = [BreachCurve(deadlines, np.zeros(12), np.zeros(12))] * 6
+    holds, widths = [], []
+    for _ in range(300):
+        walk = 0.01 * rng.normal(size=(6, 12)).cumsum(axis=1)
+        curve = difference_curve([BreachCurve(deadlines, row, 0 * row) for row in walk], zero)
+        holds.append(bool(np.all((curve.low <= 0) & (curve.high >= 0))))
+        error = 100 * walk.std(axis=0, ddof=1) / np.sqrt(6)
+        widths.append(float(((curve.high - curve.mean) / error).mean()))
+    assert np.mean(holds) > 0.91  # 95 % less three standard errors of 300
+    assert max(widths) < 5.2  # Bonferroni takes 4.98 standard errors; the quantile is simulated

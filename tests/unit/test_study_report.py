@@ -23,15 +23,10 @@ from eval.rescoring import rescore_lives
 from eval.stored import FILE, StoredStudy, load_study, store_study
 from eval.study import Source, SourceResult, StudyConfig, run_study
 from eval.study_compare import compare_studies
+from eval.study_numbers import StudyNumbers, overload_sentence, study_numbers, three_sentences
 from eval.study_report import render_study, write_study_report
 from eval.study_rescoring import LIFO, legal_deadlines, rescore_study
-from eval.study_tables import (
-    StudyNumbers,
-    all_tables,
-    breach_table,
-    study_numbers,
-    three_sentences,
-)
+from eval.study_tables import all_tables, breach_table
 from eval.tables import Column, Table, html_table, markdown_table, show, write_tables
 from preemptbench.cli import cli
 from preemptbench.cli_report import parse_deadlines
@@ -228,8 +223,8 @@ def test_the_page_has_every_section_and_fetches_nothing(folder: Path) -> None:
 
 def test_the_verdict_is_three_sentences_of_the_agreed_words(numbers: StudyNumbers) -> None:
     low, signals, beyond = three_sentences(numbers)
-    assert "less than 15%" in low
-    assert "at least 15%" in beyond
+    assert "low-breach regime (LIFO below 15% on pilot seeds)" in low
+    assert "beyond the regime (LIFO at least 15% on pilot seeds)" in beyond
     for text in (low, beyond):
         counts = re.search(
             r"(\d+) better, (\d+) worse, (\d+) equivalent within .* and (\d+) i", text
@@ -238,6 +233,14 @@ def test_the_verdict_is_three_sentences_of_the_agreed_words(numbers: StudyNumber
         assert sum(map(int, counts.groups())) == 4
     assert "oracle-2" in signals
     assert "clairvoyant" in signals
+
+
+def test_a_queue_that_grows_is_called_one(stored: StoredStudy, numbers: StudyNumbers) -> None:
+    steady = [replace(c, breach_by_half=(0.1, 0.12)) for c in stored.study.sources[0].cells]
+    growing = [replace(c, breach_by_half=(0.1, 0.4)) for c in steady]
+    for cells, said in ((steady, "In no cell does LIFO"), (growing, "In 4 cells of 4 the later")):
+        changed = replace(numbers, stored=edited(stored, cells=cells))
+        assert overload_sentence(changed).startswith(said)
 
 
 def test_a_report_written_again_is_the_same(copy: Path) -> None:
@@ -328,8 +331,10 @@ def test_an_empty_regime_is_said_and_the_report_is_written(copy: Path) -> None:
     assert numbers.grid["low breach"] == []
     assert numbers.contrasts["low breach"] is None
     low = three_sentences(numbers)[0]
-    assert low.endswith("there is no cell in this grid, so nothing is said about it.")
-    assert "nothing is said about it" in render_study(empty).read_text(encoding="utf-8")
+    assert (
+        low == "No cell of this grid has LIFO below 15% on pilot seeds: nothing is said about such."
+    )
+    assert "nothing is said about such" in render_study(empty).read_text(encoding="utf-8")
 
 
 def _all_as_lifo(source: SourceResult) -> SourceResult:

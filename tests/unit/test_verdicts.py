@@ -43,6 +43,12 @@ def test_the_four_words(mean: float, sd: float, p: float, word: str, said: str) 
     assert str(verdict) == said
 
 
+def test_a_family_can_detect_less_than_one_test() -> None:
+    d = 0.5 + NOISE
+    alone, family = judge(d, 0.5, 1.0), judge(d, 0.5, 1.0, num_tests=11)
+    assert family.mde == minimum_detectable_effect(1.0, 12, alpha=0.05 / 11) > alone.mde
+
+
 def test_all_differences_zero_are_a_statement_not_a_nan() -> None:
     verdict = judge(np.zeros(8), 1.0, margin=1.0)
     assert str(verdict) == "equivalent within 1 pp"
