@@ -100,6 +100,16 @@ def signal_request(run: DecodeRun) -> SignalRequest:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AnyRuns:
+    """Run ids of several sources; ask with ``in``."""
+
+    sources: tuple[Container[str], ...]
+
+    def __contains__(self, run_id: object) -> bool:
+        return any(run_id in source for source in self.sources)
+
+
 @runtime_checkable
 class RemainingSignal(Protocol):
     """Expected served remaining length of running requests.

@@ -10,7 +10,7 @@ age, so it never passes ``max_tokens - age``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -107,7 +107,7 @@ class Predictor(ABC):
         return self.family
 
     @property
-    def source_run_ids(self) -> frozenset[str]:
+    def source_run_ids(self) -> Container[str]:
         """The runs it was trained on."""
         return frozenset(self.provenance.run_ids)
 

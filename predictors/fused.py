@@ -16,7 +16,7 @@ prompts the evidence was not learned on, each run's prior being the other runs o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
-from contracts.signals import DistributionalSignal, RemainingSignal, SignalRequest
+from contracts.signals import AnyRuns, DistributionalSignal, RemainingSignal, SignalRequest
 from contracts.survival import kaplan_meier
 from predictors.base import HorizonPredictor, TrainingSet, held_out_runs
 from predictors.boosting import BoostingSettings
@@ -72,10 +72,10 @@ class Fused(HorizonPredictor):
         return self.family if self.prior is None else f"{self.family}({self.prior.name})"
 
     @property
-    def source_run_ids(self) -> frozenset[str]:
+    def source_run_ids(self) -> Container[str]:
         """The runs it was trained on, and those of its prior."""
         own = super().source_run_ids
-        return own if self.prior is None else own | self.prior.source_run_ids
+        return own if self.prior is None else AnyRuns((own, self.prior.source_run_ids))
 
     def residual_survival(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """Return P(remaining > edge) given prior and evidence."""
