@@ -39,7 +39,6 @@ from serving_sim.profile import single_stream_s
 
 BASELINE = "lifo"
 FIRST_PILOT_SEED = 1_000_000
-_RAISES, _RAISE = 10, 1.4
 _LONGEST_HELD = 2
 _PRECISION = 1.005  # of the boundary's pool
 
@@ -299,30 +298,24 @@ def _place_boundary(
     on them crosses the boundary.
 
     The smallest pool of the study holds two of the longest requests (one that cannot hold one would
-    refuse it); where LIFO stays below the boundary even there, the concurrency is raised.
+    refuse it). Where LIFO stays below the boundary even there, that pool is the highest pressure,
+    and all cells of the source belong to the low-breach regime.
     """
     profile = base.step_profile()
     mean_s = np.mean(
         [single_stream_s(r.prompt_tokens, r.output_tokens, config.engine, profile) for r in runs]
     )
+    placed = replace(base, rate_per_s=config.concurrency / float(mean_s))
+    seeds = range(FIRST_PILOT_SEED, FIRST_PILOT_SEED + config.num_pilots)
+    inputs = {seed: prepare_seed(placed, runs, seed) for seed in seeds}
     longest = max(run.prompt_tokens + run.max_new_tokens for run in runs)
     smallest = _LONGEST_HELD * config.engine.blocks_for(longest)
     low = 1 + math.ceil(smallest * max(1.0, *config.pressures))
-    for step in range(_RAISES):
-        rate_per_s = config.concurrency * _RAISE**step / float(mean_s)
-        placed = replace(base, rate_per_s=rate_per_s)
-        seeds = range(FIRST_PILOT_SEED, FIRST_PILOT_SEED + config.num_pilots)
-        inputs = {seed: prepare_seed(placed, runs, seed) for seed in seeds}
-        if _pilot_breach(placed, inputs, low) >= config.boundary:
-            demand = offered_kv_load(replace(placed, pressures=(Pressure("all", 2),)), runs)["all"]
-            high = max(2 * low, math.ceil(8 * demand))
-            return placed, inputs, _bisect(config, placed, inputs, low, high)
-    most = config.concurrency * _RAISE ** (_RAISES - 1)
-    raise InvalidInput(
-        f"LIFO breaches less than {config.boundary:.0%} in the smallest pool of the study ({low} "
-        f"blocks, {_LONGEST_HELD} of the longest requests), even with {most:.0f} requests at once: "
-        f"set a shorter deadline than {config.deadline_s:g} s"
-    )
+    if _pilot_breach(placed, inputs, low) < config.boundary:
+        return placed, inputs, low
+    demand = offered_kv_load(replace(placed, pressures=(Pressure("all", 2),)), runs)["all"]
+    high = max(2 * low, math.ceil(8 * demand))
+    return placed, inputs, _bisect(config, placed, inputs, low, high)
 
 
 def _bisect(

@@ -205,10 +205,10 @@ def test_a_study_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="one source"):
         run_study(CONFIG, [], tmp_path)
     source = source_in(tmp_path)
-    with pytest.raises(InvalidInput, match="shorter deadline"):
-        find_pilot(
-            replace(CONFIG, deadline_s=60.0, observe_s=60.0, concurrency=0.5), source, tmp_path
-        )
+    patient = replace(CONFIG, deadline_s=60.0, observe_s=60.0, concurrency=0.5)
+    pilot = find_pilot(patient, source, tmp_path)  # never near the boundary: all in the regime
+    assert pilot.in_regime(CONFIG.boundary) == (True, True)
+    assert pilot.boundary_blocks - 1 >= 2 * 1.2 * LAW.cap_tokens / 16
     with pytest.raises(InvalidInput, match="longer deadline"):
         find_pilot(replace(CONFIG, deadline_s=0.5), source, tmp_path)
     once = tmp_path / "once.parquet"
