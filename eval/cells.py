@@ -5,6 +5,7 @@ Both are written whole or not at all. The records are what any later score is co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -57,6 +58,7 @@ def write_task(
         name: [] for name in ("pressure", "policy", "signal", "seed")
     } | {field.name: [] for field in fields(RequestRecord)}
     for cell, lives in records:
+        _check_once(lives)
         for life in (life for life in lives if life.cohort == "tagged"):
             for name in ("pressure", "policy", "signal", "seed"):
                 columns[name].append(getattr(cell, name))
@@ -66,6 +68,13 @@ def write_task(
     with atomic_path(beside) as scratch:
         pq.write_table(pa.table(columns), scratch, compression="zstd")
     write_cells(path, cells)
+
+
+def _check_once(lives: Sequence[RequestRecord]) -> None:
+    counts = Counter(life.request_id for life in lives)
+    name, most = counts.most_common(1)[0]
+    if most > 1:
+        raise InvalidInput(f"request {name!r} stands there {most} times: cohorts overlap")
 
 
 def write_cells(path: Path, cells: Sequence[Cell]) -> None:

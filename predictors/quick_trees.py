@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numba
 import numpy as np
 
 from contracts.policy import FloatArray, IntArray
-from predictors.trees import LEAF, TreeEnsemble
+from predictors.trees import CAN_COMPILE, LEAF, TreeEnsemble, compiled
 
 _MAX_LEAVES = 64
 _BLOCK = 256
@@ -48,9 +47,9 @@ class QuickTrees:
 
 def quick_trees(trees: TreeEnsemble, values: FloatArray) -> QuickTrees | None:
     """Return the plan for sweeping the last column over ``values`` (rising); None when a tree has
-    more than 64 leaves or treats zero as missing: then the trees must be walked."""
+    more than 64 leaves or treats zero as missing, and without numba: then trees must be walked."""
     inner = trees.feature != LEAF
-    if not trees.num_trees:
+    if not CAN_COMPILE or not trees.num_trees:
         return None
     leaves_a_tree = np.add.reduceat(~inner, trees.tree_offsets[:-1])
     if leaves_a_tree.max() > _MAX_LEAVES or (inner & (trees.missing == 1)).any():
@@ -129,7 +128,7 @@ def _groups(
     return [(tree, each[low], low, high) for low, high in pairwise(cuts)]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(cache=True, nogil=True)
 def _score(  # type: ignore[no-untyped-def]
     columns, node_offsets, feature, threshold, nan_left, mask, group_offsets, group_mask, low,
     high, leaf_offsets, leaf, out,

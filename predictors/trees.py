@@ -21,6 +21,8 @@ try:
 except ImportError:  # a serving engine's environment may lack it: then the numpy twin answers
     numba = None
 
+CAN_COMPILE = numba is not None
+
 MAX_NODES = 5_000_000
 LEAF = -1
 _MISSING_TYPES = {"None": 0, "Zero": 1, "NaN": 2}
@@ -229,7 +231,7 @@ def _swept_numpy(trees: TreeEnsemble, rows: FloatArray, values: FloatArray) -> F
     return raw_scores_numpy(trees, pairs).reshape(len(rows), len(values))
 
 
-def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return numba's decorator; without numba, one that changes nothing (nobody calls it then)."""
     if numba is None:
         return lambda function: function
@@ -248,7 +250,7 @@ def _arrays(trees: TreeEnsemble) -> tuple[np.ndarray, ...]:
     return tuple(getattr(trees, name) for name in ARRAY_NAMES)
 
 
-@_compiled(cache=True, inline="always")
+@compiled(cache=True, inline="always")
 def _goes_left(x, threshold, missing, default_left):  # type: ignore[no-untyped-def]
     if np.isnan(x):
         if missing != 0:
@@ -259,7 +261,7 @@ def _goes_left(x, threshold, missing, default_left):  # type: ignore[no-untyped-
     return x <= threshold
 
 
-@_compiled(cache=True, nogil=True)
+@compiled(cache=True, nogil=True)
 def _sum_leaves(  # type: ignore[no-untyped-def]
     rows, feature, threshold, left, right, missing, default_left, value, offsets, out
 ):
@@ -277,7 +279,7 @@ def _sum_leaves(  # type: ignore[no-untyped-def]
         out[row] = total
 
 
-@_compiled(cache=True, nogil=True)
+@compiled(cache=True, nogil=True)
 def _sweep_leaves(  # type: ignore[no-untyped-def]
     rows, values, feature, threshold, left, right, missing, default_left, value, offsets, out
 ):

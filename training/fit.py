@@ -54,7 +54,7 @@ def fit_recipe(
     say(f"fitting {recipe.family} on {len(train)} runs, {len(test)} held out by prompt")
     rows = training_set(train)
     predictor = recipe.settings.fit(rows, seed=recipe.seed, num_threads=recipe.num_threads)
-    is_floor = isinstance(predictor, AgeKm)
+    plain = predictor
     if recipe.calibration_folds:
         say(f"calibrating across {recipe.calibration_folds} folds of the training prompts")
         predictor = cross_calibrate(
@@ -68,12 +68,12 @@ def fit_recipe(
     if not test:
         return FitResult(predictor, (), len(train), 0)
     signals: list[RemainingSignal] = [predictor]
-    if not is_floor:
+    if plain.family != AgeKm.family:
         signals.insert(0, AgeKmSettings().fit(rows))
     say("scoring on the held-out prompts")
     extra = ceilings(test, train)
-    if isinstance(predictor, Fused):
-        extra += [predictor.with_prior(prior) for prior in extra]
+    if isinstance(plain, Fused):
+        extra += [plain.with_prior(prior) for prior in extra]
     scores = evaluate(signals, test, extra_signals=extra, seed=recipe.seed)
     return FitResult(predictor, tuple(scores), len(train), len(test))
 

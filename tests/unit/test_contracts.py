@@ -191,5 +191,5 @@ def test_a_request_says_nothing_of_how_its_run_ended() -> None:
     run = RUNS[0]
     other = replace(run, output_tokens=1, finish_reason="abort", text="gone", wall_s=9.0)
     for name in SignalRequest.__slots__:
-        if name != "progress":
+        if name not in ("progress", "text"):  # tracks: read up to an age, by their own tests
             assert getattr(signal_request(run), name) == getattr(signal_request(other), name)
