@@ -12,17 +12,12 @@ from eval.study_summary import (
     PARTS,
     Comparison,
     GridRow,
-    Rule,
     compare_cells,
-    contrast,
     dose_response,
     grid_rows,
     label,
+    planned_contrast,
 )
-
-YOUNG_BIASED = ("lifo", "least-computed", "sglang-retract")
-"""Rules that evict who was admitted last or wrote least; ``young(depth)`` is graded apart."""
-OLD_BIASED = ("fifo", "most-computed", "largest-kv")
 
 
 def study_object(study: StudyResult) -> dict[str, Any]:
@@ -76,7 +71,7 @@ def _part(study: StudyResult, part: str) -> str:
         f"{study.config.boundary:.0%} on pilot seeds",
         _table(rows),
     ]
-    planned = planned_contrast(study, part)
+    planned = contrast_text(study, part)
     if planned:
         lines.append(planned)
     doses = dose_response(study, part)
@@ -86,23 +81,17 @@ def _part(study: StudyResult, part: str) -> str:
     return "\n".join(lines)
 
 
-def planned_contrast(study: StudyResult, part: str) -> str:
-    """Return the sentence on young-biased rules against old-biased ones; empty without them."""
-    first = _rules(study, YOUNG_BIASED)
-    second = _rules(study, OLD_BIASED)
-    found = contrast(study, part, first, second)
+def contrast_text(study: StudyResult, part: str) -> str:
+    """Return the sentence on young-biased rules against the others; empty without them."""
+    found = planned_contrast(study, part)
     if found is None:
         return ""
     i = found.within
     return (
-        f"young-biased ({', '.join(map(label, first))}) minus old-biased "
-        f"({', '.join(map(label, second))}): {i.mean:+.1f} pp [{i.low:+.1f}, {i.high:+.1f}], "
+        f"young-biased ({', '.join(map(label, found.first))}) minus the others "
+        f"({', '.join(map(label, found.second))}): {i.mean:+.1f} pp [{i.low:+.1f}, {i.high:+.1f}], "
         f"p = {found.p_value:.2g}"
     )
-
-
-def _rules(study: StudyResult, names: Sequence[str]) -> list[Rule]:
-    return [(name, "none") for name in names if name in study.config.policies]
 
 
 def _table(rows: Sequence[GridRow]) -> str:
