@@ -19,6 +19,7 @@ def train(
     family: str | None,
     runs: Path,
     out: Path | None,
+    exclude_oracle: Path | None,
     folds: int | None,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -26,7 +27,7 @@ def train(
     """Fit a length predictor on a run log, score it on held-out prompts, write a checkpoint."""
     from training.fit import run_fit
 
-    run_fit(config, family, runs, out, folds, assignments, as_json)
+    run_fit(config, family, runs, out, exclude_oracle, folds, assignments, as_json)
 
 
 @click.command(short_help="Score a checkpoint, or reproduce a suite of floors and ceilings.")

@@ -29,7 +29,7 @@ from training.crossfit import crossfit, save_crossfit
 from training.evaluate import LeaveOneOut, evaluate, has_repeats
 from training.options import train_options
 from training.recipe import Recipe, default_recipe, read_recipe
-from training.rows import read_run_log, training_set
+from training.rows import read_run_log, training_set, without_oracle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +127,7 @@ def run_fit(
     family: str | None,
     runs: Path,
     out: Path | None,
+    exclude_oracle: Path | None,
     folds: int | None,
     assignments: Sequence[str],
     as_json: bool,
@@ -143,6 +144,9 @@ def run_fit(
     if out is not None:
         _check_new_folder(out)
     log = read_run_log(runs)
+    if exclude_oracle is not None:
+        log, num_left_out = without_oracle(log, exclude_oracle)
+        say(f"left out {num_left_out} runs of prompts that {exclude_oracle} knows")
     if folds is not None:
         scores = crossfit_recipe(log, recipe, folds, out if alone else None, say)
     else:
@@ -188,13 +192,14 @@ def main(
     family: str | None,
     runs: Path,
     out: Path | None,
+    exclude_oracle: Path | None,
     folds: int | None,
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Fit one predictor on a run log and write its checkpoint."""
     try:
-        run_fit(config, family, runs, out, folds, assignments, as_json)
+        run_fit(config, family, runs, out, exclude_oracle, folds, assignments, as_json)
     except PreemptBenchError as error:
         raise click.ClickException(str(error)) from None
 

@@ -24,6 +24,10 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--out", type=_PATH, help="Checkpoint folder to write."),
         click.option(
+            "--exclude-oracle", type=_PATH,
+            help="Leave out every prompt that this oracle (of 'oracle build') was built from.",
+        ),
+        click.option(
             "--folds", type=click.IntRange(min=2),
             help="Cross-fit: one checkpoint for each fold of prompts, so that every prompt of the "
             "log can be simulated with a predictor that never saw it.",

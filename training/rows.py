@@ -11,9 +11,24 @@ from contracts.errors import InvalidInput
 from contracts.runs import DecodeRun
 from contracts.signals import SignalRequest, signal_request
 from oracles.shards import read_shard
+from oracles.store import load_oracle
 from predictors.base import TrainingSet
 from predictors.checkpoint import Provenance
 from traces.runlog import RunLog, read_runs
+
+
+def without_oracle(log: RunLog, folder: Path) -> tuple[RunLog, int]:
+    """Return ``log`` without the prompts, by hash, that the oracle in ``folder`` was built from,
+    and how many runs went: a predictor that saw an oracle's prompts is no fair rival of it."""
+    oracle = load_oracle(folder)
+    runs = list(log)
+    kept = [run for run in runs if not oracle.knows_prompt(run.prompt_sha256)]
+    if not kept:
+        raise InvalidInput(
+            f"the oracle in {folder} knows every prompt of the run log ({len(runs)} runs): nothing "
+            "is left to train on; give a log of other prompts, or build the oracle from fewer"
+        )
+    return RunLog.from_runs(kept), len(runs) - len(kept)
 
 
 def training_set(runs: Iterable[DecodeRun]) -> TrainingSet:

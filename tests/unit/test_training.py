@@ -19,6 +19,7 @@ from oracles.shards import run_to_json
 from predictors.age_km import AgeKmSettings
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.registry import FAMILIES, load_predictor
+from preemptbench.cli import cli
 from preemptbench.cli_train import score, train
 from tests.synthetic_runs import synthetic_runs
 from traces.runlog import RunLog, write_runs
@@ -260,3 +261,24 @@ def test_both_ways_of_training_give_one_checkpoint(
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
     load_predictor(tmp_path / "a")
+
+
+def test_the_prompts_of_an_oracle_can_be_left_out(tmp_path: Path) -> None:
+    runs = synthetic_runs(num_prompts=24, repeats=2)
+    known = {run.prompt_sha256 for run in runs[:24]}
+    whole, part = tmp_path / "whole.parquet", tmp_path / "part.parquet"
+    write_runs(runs, whole)
+    write_runs([run for run in runs if run.prompt_sha256 in known], part)
+    oracle, out = tmp_path / "oracle", tmp_path / "out"
+    assert (
+        CliRunner().invoke(cli, ["oracle", "build", str(part), "--out", str(oracle)]).exit_code == 0
+    )
+    wanted = ["train", "--family", "age-km", "--exclude-oracle", str(oracle), "--out", str(out)]
+    done = CliRunner().invoke(cli, [*wanted, "--runs", str(whole)])
+    assert done.exit_code == 0, done.output
+    assert "left out 24 runs" in done.stderr
+    trained = set(load_predictor(out).provenance.prompt_sha256s)
+    assert trained and not trained & known
+    nothing = CliRunner().invoke(cli, [*wanted[:-1], str(tmp_path / "b"), "--runs", str(part)])
+    assert isinstance(nothing.exception, InvalidInput)
+    assert "knows every prompt" in str(nothing.exception)
