@@ -36,7 +36,7 @@ imports: setup
 	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.log 2>&1 && echo "import rules ok" || { cat $(VENV)/imports.log; exit 1; }
 
 tests: setup
-	@$(BIN)/python -m pytest --durations=5
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --durations=5
 
 bench: setup  ## run the benchmarks (minutes; never part of the tests)
 	@export PREEMPTBENCH_VLLM_ENV=$(abspath $(VLLM_ENV)) PREEMPTBENCH_TOOLS=$(TOOLS); \
