@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from oracles.backend import DecodeSettings
-from oracles.continuous import read_back
+from oracles.continuous import ContinuousBatches, read_back
 from oracles.generate import generate_batch, greedy
 from oracles.models import BUNDLED_MODEL, LoadedModel, load_model, prompt_ids
 from oracles.prompts import read_prompts
@@ -30,6 +30,7 @@ from oracles.watch import RowWatch
 from traces.bundled import bundled_prompts
 
 BUDGET = 0.05
+CONTINUOUS_TOKENS = 48
 
 
 def _variants(tokens: int, layers: int) -> dict[str, DecodeSettings]:
@@ -83,8 +84,19 @@ def _python_s(lm: LoadedModel, settings: DecodeSettings, count: int = 20_000) ->
     return _best(work, time.process_time, 7) / count
 
 
+def _continuous_s(lm: LoadedModel, prompts: list[str], stride: int) -> float:
+    """Seconds of one continuous batch of ``prompts``, start-up of the library's loop included."""
+    clock = time.process_time if lm.model.device.type == "cpu" else time.perf_counter
+    backend = ContinuousBatches(lm, blocks=64 if lm.model.device.type == "cpu" else None)
+    settings = DecodeSettings(CONTINUOUS_TOKENS, progress_stride=stride)
+    started = clock()
+    for _ in backend.run(prompts, len(prompts), settings):
+        pass
+    return clock() - started
+
+
 def _read_back_s(lm: LoadedModel, row: list[int], settings: DecodeSettings) -> float:
-    """Seconds that continuous batching pays once a run for its signals."""
+    """Seconds that continuous batching pays once a run for hidden states."""
     clock = time.process_time if lm.model.device.type == "cpu" else time.perf_counter
     tokens = [row[i % len(row)] for i in range(settings.max_new_tokens)]
     return _best(lambda: read_back(lm, row, tokens, settings), clock, 3)
@@ -123,9 +135,18 @@ def main() -> None:
     print(f"a step: {step_s * 1e3:.2f} ms; its signals on the device: {signal_s * 1e3:.2f} ms")
     print(f"a token in Python: {plain_s * 1e6:.1f} us, with progress {token_s * 1e6:.1f} us")
     print(f"share of the step, by parts: {added_s / step_s:.1%} (budget {BUDGET:.0%})")
+    pairs = [
+        [_continuous_s(lm, [p.prompt for p in prompts], stride) for stride in (0, 8)]
+        for _ in range(args.rounds)
+    ]
+    plain_s, watched_s = map(min, zip(*pairs, strict=True))
+    print(
+        f"continuous batching, {args.batch} requests x {CONTINUOUS_TOKENS} tokens: {plain_s:.2f} "
+        f"s, with progress {watched_s:.2f} s ({watched_s / plain_s - 1:+.1%}, budget {BUDGET:.0%})"
+    )
     again_s = _read_back_s(lm, rows[0], variants["progress, stride 8"])
     row_s = base / args.batch
-    print(f"continuous batching reads a run back in {again_s:.2f} s: {again_s / row_s:.0%} of it")
+    print(f"a run read back for hidden states: {again_s:.2f} s, {again_s / row_s:.0%} of it")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Greedy decoding with transformers' continuous batching: paged KV, rows join as others leave.
 
-The library keeps no logits, so progress signals and hidden states are read back from one forward
-pass over the finished text, in chunks, while its loop is paused. The pass reads what decoding read,
-but with prefill kernels: in low precision its numbers differ from decoding's by rounding.
+Progress signals are taken where the library would process logits: from the very numbers a token
+is drawn from. Hidden states it keeps nowhere: asked for them, a run is read back in one forward
+pass over the finished text, in chunks, while the loop is paused. That pass reads what decoding
+read, but with prefill kernels: in low precision its numbers differ from decoding's by rounding.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from contracts.errors import CollectionStopped, InvalidInput
 from contracts.policy import FloatArray
 from oracles.backend import DecodeSettings, EngineFacts, Generation, HalfArray, Outcomes
-from oracles.generate import cache_argument, distribution
+from oracles.generate import cache_argument, distribution, greedy
 from oracles.models import LoadedModel, check_layers, prompt_ids, too_long
 from oracles.watch import RowWatch
 
@@ -64,6 +65,9 @@ class ContinuousBatches:
         """Yield runs in the order they end; never more than ``size`` are in flight."""
         rows = [prompt_ids(self._lm, prompt) for prompt in prompts]
         manager = self._manager(size, settings)
+        tap = None
+        if settings.progress_stride and not settings.hidden_layers:
+            tap = manager.logit_processor = logits_tap(size, self._lm.model.device)
         manager.start()
         try:
             in_flight: dict[str, int] = {}
@@ -76,8 +80,8 @@ class ContinuousBatches:
                 result = _next_result(manager, self._lm.name)
                 index, concurrency = int(result.request_id), in_flight.pop(result.request_id)
                 with manager.pause():
-                    generation = self._generation(rows[index], result, settings, concurrency)
-                yield index, generation
+                    seen = self._seen(tap, rows[index], result, settings)
+                yield index, self._generation(rows[index], result, settings, concurrency, seen)
         finally:
             manager.stop(block=True, timeout=60, hard_stop=True)
             manager.destroy()
@@ -93,23 +97,90 @@ class ContinuousBatches:
             pad_token_id=self._lm.tokenizer.pad_token_id,
         )
         bounds: dict[str, Any] = {"max_requests_per_batch": size, "auto_switch_to_flash": False}
+        if settings.progress_stride:
+            bounds["use_async_batching"] = False  # a batch is read before the next one is prepared
         if self._blocks is not None:
             bounds |= {"num_blocks": self._blocks, "max_batch_tokens": 512}
         return self._lm.model.init_continuous_batching(
             generation_config=how, continuous_batching_config=ContinuousBatchingConfig(**bounds)
         )
 
-    def _generation(
-        self, prompt: list[int], result: Any, settings: DecodeSettings, concurrency: int
-    ) -> Generation:
+    def _seen(
+        self, tap: Any | None, prompt: list[int], result: Any, settings: DecodeSettings
+    ) -> ReadBack:
+        """Return what each token of a finished run was drawn from. The loop is paused."""
         tokens = [int(token) for token in result.generated_tokens]
+        if tap is not None:
+            entropy, logprob = tap.take(result.request_id)
+            if len(entropy) == len(tokens):  # else the library decoded a token that it then dropped
+                return ReadBack(entropy, logprob, _no_states(self._lm, settings))
+        return read_back(self._lm, prompt, tokens, settings)
+
+    def _generation(
+        self,
+        prompt: list[int],
+        result: Any,
+        settings: DecodeSettings,
+        concurrency: int,
+        seen: ReadBack,
+    ) -> Generation:
         watch = RowWatch(self._lm, settings, prompt)
         wall_s = result.lifespan[1] - result.lifespan[0]
-        seen = read_back(self._lm, prompt, tokens, settings)
-        for token, entropy, logprob in zip(tokens, seen.entropy, seen.logprob, strict=True):
-            watch.take(token, float(entropy), float(logprob), wall_s)
+        for token, entropy, logprob in zip(
+            result.generated_tokens, seen.entropy, seen.logprob, strict=True
+        ):
+            watch.take(int(token), float(entropy), float(logprob), wall_s)
         watch.hidden = list(seen.hidden)
         return watch.generation(concurrency)
+
+
+def logits_tap(size: int, device: Any) -> Any:
+    """Return transformers' list of logits processors with one that changes nothing and remembers,
+    for each request, entropy (nats) and log-probability of its greedy tokens.
+
+    ``size`` bounds the requests in a batch. ``take(request_id)`` hands over (entropy, logprob),
+    each (tokens,); it wants the loop paused. The numbers are written to one buffer on the device,
+    so that a captured CUDA graph writes them too, and read when the next batch is prepared, which
+    without asynchronous batching is after this one.
+    """
+    import torch
+    from transformers.generation.continuous_batching.cb_logits_processors import (
+        ContinuousBatchingLogitsProcessorList,
+    )
+    from transformers.generation.logits_process import LogitsProcessorList
+
+    class LogitsTap(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(LogitsProcessorList())
+            self.do_processing = True
+            self._buffer = torch.zeros((2, size), device=device)
+            self._rows: list[str] = []
+            self._seen: dict[str, list[list[float]]] = {}
+
+        def prepare_tensor_args(self, requests_in_batch: Any, arg_storage: Any) -> Any:
+            self._read()
+            self._rows = [r.state.request_id for r in requests_in_batch if r.has_new_token]
+            return arg_storage
+
+        def __call__(self, input_ids: Any, scores: Any, logits_processor_args: Any) -> Any:
+            del input_ids, logits_processor_args
+            _, entropy, logprob = greedy(scores[:size])
+            self._buffer[0, : len(entropy)].copy_(entropy)
+            self._buffer[1, : len(entropy)].copy_(logprob)
+            return scores
+
+        def take(self, request_id: str) -> tuple[FloatArray, FloatArray]:
+            self._read()
+            seen = np.array(self._seen.pop(request_id, []), dtype=np.float64).reshape(-1, 2)
+            return seen[:, 0], seen[:, 1]
+
+        def _read(self) -> None:
+            pairs = self._buffer[:, : len(self._rows)].T.tolist()
+            for request_id, pair in zip(self._rows, pairs, strict=True):
+                self._seen.setdefault(request_id, []).append(pair)
+            self._rows = []
+
+    return LogitsTap()
 
 
 def _next_result(manager: Any, model: str) -> Any:
@@ -144,15 +215,14 @@ def read_back(
     from transformers import DynamicCache
 
     layers, stride = settings.hidden_layers, settings.progress_stride
-    shape = (0, len(layers), lm.hidden_size)
     if not stride:
         nothing = np.zeros(len(tokens))
-        return ReadBack(nothing, nothing, np.zeros(shape, np.float16))
+        return ReadBack(nothing, nothing, _no_states(lm, settings))
     ids = torch.tensor([prompt + tokens[:-1]], device=lm.model.device)
     first = len(prompt) - 1  # the position that wrote the first output token
     cache = DynamicCache(config=lm.model.config)
     reuse = {cache_argument(lm.model): cache, "use_cache": True}
-    entropies, logprobs, states = [], [], [np.zeros(shape, np.float16)]
+    entropies, logprobs, states = [], [], [_no_states(lm, settings)]
     with torch.inference_mode():
         for start in range(0, ids.shape[1], _CHUNK_TOKENS):
             chunk = ids[:, start : start + _CHUNK_TOKENS]
@@ -171,3 +241,7 @@ def read_back(
                 part = torch.stack([out.hidden_states[layer][0, kept] for layer in layers], dim=1)
                 states.append(part.to("cpu", torch.float16).numpy())
     return ReadBack(np.concatenate(entropies), np.concatenate(logprobs), np.concatenate(states))
+
+
+def _no_states(lm: LoadedModel, settings: DecodeSettings) -> HalfArray:
+    return np.zeros((0, len(settings.hidden_layers), lm.hidden_size), np.float16)

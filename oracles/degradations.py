@@ -7,9 +7,10 @@ never in the order of events, so all policies meet the same errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import Field, dataclass, fields
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,27 +22,51 @@ from contracts.signals import RemainingSignal, SignalRequest
 _Requests = Sequence[SignalRequest]
 
 
-class Degradation(Protocol):
-    """One axis at one strength: frozen numbers, written as ``axis(number, …)``."""
+def _at_least(low: float, default: Any = MISSING) -> Any:
+    """Declare a number of an axis, checked when one is made."""
+    return _number(lambda x: x >= low, f"at least {low:g}", default)
+
+
+def _above(low: float) -> Any:
+    return _number(lambda x: x > low, f"above {low:g}", MISSING)
+
+
+def _between(low: float, high: float) -> Any:
+    return _number(lambda x: low <= x <= high, f"between {low:g} and {high:g}", MISSING)
+
+
+def _number(holds: Callable[[float], bool], words: str, default: Any) -> Any:
+    return field(default=default, metadata={"holds": holds, "words": words})
+
+
+@dataclass(frozen=True, slots=True)
+class Degradation(ABC):
+    """One axis at one strength: frozen numbers, each held to the bound it was declared with,
+    written as ``axis(number, …)``."""
 
     axis: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        for number in numbers_of(type(self)):
+            if not number.metadata["holds"](getattr(self, number.name)):
+                raise InvalidInput(
+                    f"degradation {label(self)} breaks its bound: {number.name} must be "
+                    f"{number.metadata['words']}"
+                )
+
+    @abstractmethod
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
     ) -> FloatArray:
         """Return degraded answers (n,); bounds are kept by the caller."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class Noise(Degradation):
     """``noise(sigma)``: times exp(sigma z), one normal z a run, the same all its life."""
 
     axis: ClassVar[str] = "noise"
-    sigma: float
-
-    def __post_init__(self) -> None:
-        _check(self, self.sigma >= 0.0, "sigma must be at least 0")
+    sigma: float = _at_least(0)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -53,17 +78,13 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Wander:
+class Wander(Degradation):
     """``wander(sigma, tokens)``: times exp(sigma z), z a stationary walk over the run's life whose
     correlation falls to 1/e over ``tokens``; the error heals, where that of ``noise`` stays."""
 
     axis: ClassVar[str] = "wander"
-    sigma: float
-    tokens: int = 256
-
-    def __post_init__(self) -> None:
-        _check(self, self.sigma >= 0.0, "sigma must be at least 0")
-        _check(self, self.tokens >= 1, "tokens must be at least 1")
+    sigma: float = _at_least(0)
+    tokens: int = _at_least(1, default=256)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -88,7 +109,7 @@ class Wander:
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class Swap(Degradation):
     """``swap(tau)``: ranks swapped to a Kendall tau of ``tau``, the distribution of answers kept.
 
     An answer's rank among ``reference`` (sorted answers of the base) is taken to a normal score,
@@ -98,11 +119,8 @@ class Swap:
     """
 
     axis: ClassVar[str] = "swap"
-    tau: float
+    tau: float = _between(-1, 1)
     reference: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self, -1.0 <= self.tau <= 1.0, "tau must lie between -1 and 1")
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -130,14 +148,11 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class Bias:
+class Bias(Degradation):
     """``bias(factor)``: times ``factor``: below 1 optimistic, above 1 pessimistic. Order stays."""
 
     axis: ClassVar[str] = "bias"
-    factor: float
-
-    def __post_init__(self) -> None:
-        _check(self, self.factor > 0.0, "factor must be above 0")
+    factor: float = _above(0)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -148,14 +163,11 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimistic:
+class Optimistic(Degradation):
     """``optimistic(sigma)``: one-sided noise, times exp(-sigma |z|): never too long."""
 
     axis: ClassVar[str] = "optimistic"
-    sigma: float
-
-    def __post_init__(self) -> None:
-        _check(self, self.sigma >= 0.0, "sigma must be at least 0")
+    sigma: float = _at_least(0)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -166,14 +178,11 @@ class Optimistic:
 
 
 @dataclass(frozen=True, slots=True)
-class Pessimistic:
+class Pessimistic(Degradation):
     """``pessimistic(sigma)``: one-sided noise, times exp(sigma |z|): never too short."""
 
     axis: ClassVar[str] = "pessimistic"
-    sigma: float
-
-    def __post_init__(self) -> None:
-        _check(self, self.sigma >= 0.0, "sigma must be at least 0")
+    sigma: float = _at_least(0)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -184,15 +193,12 @@ class Pessimistic:
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(Degradation):
     """``buckets(count)``: one of ``count`` classes, equal in log length from 1 to max_tokens; the
     answer is the geometric middle of its class. One class tells nothing."""
 
     axis: ClassVar[str] = "buckets"
-    count: int
-
-    def __post_init__(self) -> None:
-        _check(self, self.count >= 1, "count must be at least 1")
+    count: int = _at_least(1)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -205,14 +211,11 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(Degradation):
     """``stale(tokens)``: what was said that many tokens ago, as it was said then."""
 
     axis: ClassVar[str] = "stale"
-    tokens: int
-
-    def __post_init__(self) -> None:
-        _check(self, self.tokens >= 0, "tokens must be at least 0")
+    tokens: int = _at_least(0)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -223,14 +226,11 @@ class Stale:
 
 
 @dataclass(frozen=True, slots=True)
-class Refresh:
+class Refresh(Degradation):
     """``refresh(tokens)``: asked again every that many tokens, counted down in between."""
 
     axis: ClassVar[str] = "refresh"
-    tokens: int
-
-    def __post_init__(self) -> None:
-        _check(self, self.tokens >= 1, "tokens must be at least 1")
+    tokens: int = _at_least(1)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -242,17 +242,13 @@ class Refresh:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Degradation):
     """``missing(share, tokens)``: no answer for that share of runs, or with ``tokens`` above 0 of
     stretches that long of a run; the cap itself, max_tokens - age, stands in."""
 
     axis: ClassVar[str] = "missing"
-    share: float
-    tokens: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self, 0.0 <= self.share <= 1.0, "share must lie between 0 and 1")
-        _check(self, self.tokens >= 0, "tokens must be at least 0")
+    share: float = _between(0, 1)
+    tokens: int = _at_least(0, default=0)
 
     def apply(
         self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
@@ -270,7 +266,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Anti:
+class Anti(Degradation):
     """``anti``: the order turned round, long for short: max_tokens / answer."""
 
     axis: ClassVar[str] = "anti"
@@ -303,12 +299,7 @@ def label(how: Degradation) -> str:
 
 def numbers_of(axis: type[Degradation]) -> list[Field[Any]]:
     """Return the fields that are written in a spec: all but the population of ``swap``."""
-    return [f for f in fields(axis) if f.name != "reference"]  # type: ignore[arg-type]
-
-
-def _check(how: Degradation, holds: bool, rule: str) -> None:
-    if not holds:
-        raise InvalidInput(f"degradation {label(how)} breaks its bound: {rule}")
+    return [f for f in fields(axis) if f.name != "reference"]
 
 
 def caps_of(requests: _Requests) -> IntArray:

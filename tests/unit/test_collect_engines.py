@@ -16,7 +16,7 @@ from contracts.errors import CollectionStopped, InvalidInput, MissingDependency
 from oracles.backend import DecodeSettings, Generation
 from oracles.backends import EngineChoice, open_backend
 from oracles.collect import CollectConfig, collect_runs
-from oracles.continuous import ContinuousBatches, read_back, why_not_continuous
+from oracles.continuous import ContinuousBatches, logits_tap, read_back, why_not_continuous
 from oracles.generate import StaticBatches, generate_batch
 from oracles.hidden import hidden_bytes_at_most, read_hidden
 from oracles.models import LoadedModel, check_layers, load_model, prompt_ids
@@ -60,6 +60,46 @@ def test_continuous_batching_equals_static_batches(lm: LoadedModel) -> None:
         assert np.allclose(one.hidden, other.hidden, rtol=0, atol=5e-3)
     assert {run.concurrency for run in static} == {3, 4}
     assert [run.concurrency for run in flowing] == [1, 2, 3, 4, 4, 4, 4]
+
+
+def test_signals_are_taken_from_the_batch_itself(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without hidden states nothing is read twice. The numbers are float32's of both engines, which
+    add in another order (1e-4); rows join and leave, so each must be told from its neighbours."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("read back, although the batch had been watched")
+
+    monkeypatch.setattr("oracles.continuous.read_back", never)
+    settings = DecodeSettings(40, 4)
+    static = _run(StaticBatches(lm), settings)
+    for size in (1, 3, 7):
+        for one, other in zip(
+            static, _run(ContinuousBatches(lm, KV_BLOCKS), settings, size), strict=True
+        ):
+            assert one.text == other.text
+            assert one.progress is not None
+            assert other.progress is not None
+            assert np.allclose(np.array(one.progress), np.array(other.progress), rtol=0, atol=1e-4)
+    assert len({np.array(run.progress).tobytes() for run in static}) == len(TEXTS)
+
+
+def test_a_tap_that_missed_a_token_has_the_run_read_back(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = _run(ContinuousBatches(lm, KV_BLOCKS), DecodeSettings(40, 4))
+
+    def forgetful(size: int, device: Any) -> Any:
+        tap = logits_tap(size, device)
+        whole = tap.take
+        tap.take = lambda name: tuple(part[:-1] for part in whole(name))
+        return tap
+
+    monkeypatch.setattr("oracles.continuous.logits_tap", forgetful)
+    again = _run(ContinuousBatches(lm, KV_BLOCKS), DecodeSettings(40, 4))
+    for one, other in zip(watched, again, strict=True):
+        assert np.allclose(np.array(one.progress), np.array(other.progress), rtol=0, atol=1e-4)
 
 
 def test_hidden_states_have_read_what_came_before_and_no_more(lm: LoadedModel) -> None:
