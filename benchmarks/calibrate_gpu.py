@@ -84,8 +84,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--fuse", action="store_true", help="torch.compile norms and MLP")
     parser.add_argument("--max-batch", type=int, default=256)
-    parser.add_argument("--max-context", type=int, default=32_768)
-    parser.add_argument("--max-chunk", type=int, default=8192)
+    parser.add_argument("--max-context", type=int)
+    parser.add_argument("--max-chunk", type=int)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     return args

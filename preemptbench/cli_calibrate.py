@@ -15,6 +15,8 @@ from serving_sim.calibration.adaptive import CalibrationSettings
 from serving_sim.calibration.bench_config import BACKENDS, BenchConfig
 from serving_sim.calibration.roofline import gpu_peak
 from serving_sim.calibration.run import (
+    LONGEST_CHUNK_TOKENS,
+    LONGEST_CONTEXT_TOKENS,
     CalibrationPlan,
     journal_path,
     refit_journal,
@@ -70,8 +72,14 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Share of the device's free memory that may be used.",
         ),
         click.option("--max-batch", default=_PLAN.max_batch, show_default=True),
-        click.option("--max-context", default=_PLAN.max_context_tokens, show_default=True),
-        click.option("--max-chunk", default=_PLAN.max_chunk_tokens, show_default=True),
+        click.option(
+            "--max-context", type=click.IntRange(min=1),
+            help=f"Default: the model's, at most {LONGEST_CONTEXT_TOKENS}.",
+        ),
+        click.option(
+            "--max-chunk", type=click.IntRange(min=1),
+            help=f"Default: half of it, at most {LONGEST_CHUNK_TOKENS}.",
+        ),
         click.option(
             "--target-error", default=_SETTINGS.target_error, show_default=True,
             help="Stop when the median error on steps the fit has not seen is this share.",

@@ -24,7 +24,7 @@ from serving_sim.calibration.capacity import ModelFacts
 from serving_sim.calibration.grid import Grid, coarse_grid
 from serving_sim.calibration.journal import Journal
 from serving_sim.calibration.result import Calibration
-from serving_sim.calibration.shapes import published_name
+from serving_sim.calibration.shapes import published_name, read_config
 from serving_sim.calibration.skew import with_skew_share
 from serving_sim.profile import save_profile
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from serving_sim.fit_surface import StepMeasurement
     from serving_sim.surface import ProfileHeader, SurfaceProfile
 
+LONGEST_CONTEXT_TOKENS = 32_768
+LONGEST_CHUNK_TOKENS = 8192
 _MAX_AXIS = 1000
 _STEPS = {
     "torch": "transformers' model over contiguous caches",
@@ -44,20 +46,23 @@ _SOFTWARE = ("torch", "transformers", "flash-attn", "vllm", "cuda")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationPlan:
     """Everything a calibration is told: the bench, the bounds of the grid, when to stop, and the
-    name and licence that its profile carries."""
+    name and licence that its profile carries. Bounds left None are the model's own, at most
+    :data:`LONGEST_CONTEXT_TOKENS` and :data:`LONGEST_CHUNK_TOKENS`."""
 
     bench: BenchConfig
     max_batch: int = 256
-    max_context_tokens: int = 32_768
-    max_chunk_tokens: int = 8192
+    max_context_tokens: int | None = None
+    max_chunk_tokens: int | None = None
     settings: CalibrationSettings = field(default_factory=CalibrationSettings)
     name: str = ""
     licence: str = "not stated"
 
     @property
     def grid(self) -> Grid:
-        """The coarse grid."""
-        return coarse_grid(self.max_batch, self.max_context_tokens, self.max_chunk_tokens)
+        """The coarse grid; reads the model's config where a bound is left to it."""
+        context = self.max_context_tokens or _context_tokens(self.bench.model)
+        chunk = self.max_chunk_tokens or min(LONGEST_CHUNK_TOKENS, context // 2)
+        return coarse_grid(self.max_batch, context, chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,14 @@ class Outcome:
     calibration: Calibration[SurfaceProfile]
     facts: ModelFacts
     header: ProfileHeader
+
+
+def _context_tokens(model: str) -> int:
+    """Return how long a context to time when nobody says; a config that names none fails later."""
+    text = read_config(model).get_text_config(decoder=True).to_dict()
+    return min(
+        LONGEST_CONTEXT_TOKENS, int(text.get("max_position_embeddings", LONGEST_CONTEXT_TOKENS))
+    )
 
 
 def journal_path(profile_path: Path) -> Path:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from serving_sim.calibration.bench import open_torch_bench as open_bench
 from serving_sim.calibration.bench_config import BenchConfig
 from serving_sim.calibration.fusion import fuse
 from serving_sim.calibration.graphs import capture
+from serving_sim.calibration.run import CalibrationPlan
 from serving_sim.calibration.shapes import SHAPES, published_name, read_config
 from serving_sim.calibration.shapes import TINY as TINY_NAME
 from serving_sim.calibration.steps import StepDoesNotFit, StepShape
@@ -146,6 +147,16 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_bounds_nobody_gave_are_the_models() -> None:
+    """tiny-llama takes 4,096 tokens, below the longest context that is timed by default."""
+    plan = CalibrationPlan(bench=TINY)
+    assert plan.grid.max_context_tokens == 4096
+    assert max(plan.grid.chunks) == 2048
+    assert CalibrationPlan(bench=TINY, max_context_tokens=1000).grid.max_context_tokens == 1000
+    big = CalibrationPlan(bench=replace(TINY, model="llama-3.1-8b")).grid
+    assert (big.max_context_tokens, max(big.chunks)) == (32_768, 8192)
+
+
 def test_a_calibration_ends_in_a_profile_that_simulates(calibrated: Path) -> None:
     facts = json.loads((calibrated / "stdout").read_text())
     assert facts["steps_timed"] == len(_timed_lines(calibrated))
@@ -242,7 +253,10 @@ def test_bad_options_are_one_clear_message_each(tmp_path: Path) -> None:
         ((*tiny, "--out", out, "--dtype", "int4"), "unknown dtype 'int4'"),
         ((*tiny, "--out", out, "--attention", "paged"), "unknown attention 'paged'"),
         ((*tiny, "--out", out, "--peak-tflops", "9"), "a roofline needs both"),
-        ((*tiny, *QUICK, "--out", out), "a context of 32768 tokens is asked for; tiny-llama goes"),
+        (
+            (*tiny, *QUICK, "--max-context", "8192", "--out", out),
+            "a context of 8192 tokens is asked for; tiny-llama goes",
+        ),
         (("--model", "llama-3.1-8", *QUICK, "--out", out), "did you mean 'llama-3.1-8b'"),
         (("--model", folder, *QUICK, "--out", out), "holds no config.json"),
         (("--model", tmp_path / "none.json", *QUICK, "--out", out), "does not exist"),
