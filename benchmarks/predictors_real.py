@@ -5,8 +5,10 @@
 Every run is answered by a predictor that never saw its prompt (folds of prompts, several seeds);
 the ceiling is oracle-K without the run itself. Landmarks are geometric in age (0, 32, 64, 128 …)
 or uniform over a run's life. Errors are means over a run's landmarks, then over runs. Running sets
-hold 8 runs of one model. Intervals are percentiles over 1,000 resamples of prompts; each resample
-weighs runs, and pairs of runs, by how often their prompts were drawn.
+hold 8 runs of one model, each met at one of its landmarks; "same age": all at one geometric
+landmark, where a signal that only knows ages is blind. Intervals are percentiles over 1,000
+resamples of prompts; each resample weighs runs, and pairs of runs, by how often their prompts were
+drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,7 @@ from traces.split import crossfit_folds
 from training.evaluate import LeaveOneOut, assert_unseen
 from training.rows import training_set
 
+KINDS = ("geometric", "uniform", "same age")
 SET_SIZE, NUM_SETS, NUM_RESAMPLES = 8, 600, 1000
 # few prompts: small trees, or they learn the prompts by heart (chosen on seed 0 of two sources)
 _TREES = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=300)
@@ -84,6 +87,8 @@ def landmark_rows(runs: Sequence[DecodeRun], kind: str, seed: int) -> Rows:
     """Return landmarks of every run and running sets of one model, met at such landmarks."""
     lengths = np.array([run.output_tokens for run in runs])
     ages = [_ages(length, kind) for length in lengths.tolist()]
+    if kind == "same age":
+        return _same_age_rows(runs, seed)
     run = np.repeat(np.arange(len(runs)), [len(a) for a in ages])
     models = np.array([r.model for r in runs], dtype=object)
     pools = [np.flatnonzero(models == m) for m in sorted(set(models.tolist()))]
@@ -103,8 +108,27 @@ def landmark_rows(runs: Sequence[DecodeRun], kind: str, seed: int) -> Rows:
     return Rows(run, np.concatenate(ages), set_run, set_age)
 
 
+def _same_age_rows(runs: Sequence[DecodeRun], seed: int) -> Rows:
+    """Return geometric landmarks, and sets of runs of one model that are all equally old."""
+    where = landmark_rows(runs, "geometric", seed)
+    lengths = np.array([run.output_tokens for run in runs])
+    models = np.array([r.model for r in runs], dtype=object)
+    pools = [
+        (age, pool)
+        for age in _ages(int(lengths.max()), "geometric").tolist()
+        for model in sorted(set(models.tolist()))
+        if len(pool := np.flatnonzero((lengths > age) & (models == model))) >= SET_SIZE
+    ]
+    set_run, set_age = np.empty((2, NUM_SETS, SET_SIZE), dtype=np.int64)
+    for index in range(NUM_SETS):
+        rng = keyed_generator(seed, "bench-set", "same age", index)
+        set_age[index], pool = pools[int(rng.integers(len(pools)))]
+        set_run[index] = rng.choice(pool, SET_SIZE, replace=False)
+    return replace(where, set_run=set_run, set_age=set_age)
+
+
 def _ages(length: int, kind: str) -> IntArray:
-    if kind == "geometric":
+    if kind != "uniform":
         doubled = 32 * 2 ** np.arange(max(0, int(np.log2(max(length - 1, 1) / 32)) + 1))
         return np.concatenate([[0], doubled[doubled < length]]).astype(np.int64)
     return np.unique((np.arange(10) + 0.5) / 10 * length).astype(np.int64)
@@ -263,8 +287,8 @@ def one_source(
     )
     print(f"read in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     chosen = {name: s for name, s in methods().items() if not only or name in only}
-    scores: dict[str, dict[str, list[Scored]]] = {"geometric": {}, "uniform": {}}
-    asked: dict[str, list[Rows]] = {"geometric": [], "uniform": []}
+    scores: dict[str, dict[str, list[Scored]]] = {kind: {} for kind in KINDS}
+    asked: dict[str, list[Rows]] = {kind: [] for kind in KINDS}
     cpu_s: dict[str, float] = {}
     for seed in range(num_seeds):
         rows = {kind: landmark_rows(runs, kind, seed) for kind in scores}

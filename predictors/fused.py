@@ -161,7 +161,12 @@ class FusedSettings:
 
     def _hazard(self, features: tuple[str, ...]) -> GbmHazardSettings:
         return GbmHazardSettings(
-            self.num_landmarks, self.num_bins, self.first_edge_tokens, features, self.boosting
+            self.num_landmarks,
+            self.num_bins,
+            self.first_edge_tokens,
+            features,
+            self.boosting,
+            tell_models=False,
         )
 
     def _weighed(

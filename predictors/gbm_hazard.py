@@ -26,6 +26,7 @@ from predictors.boosting import BoostingSettings, grow_trees
 from predictors.card import JsonObject
 from predictors.checkpoint import Checkpoint, Provenance, need_array, need_list
 from predictors.features import FEATURE_NAMES, feature_columns, feature_matrix
+from predictors.model_levels import MODEL_FEATURE, ModelLevels, learn_levels
 from predictors.quick_trees import quick_scores, quick_trees
 from predictors.trees import TreeEnsemble, from_tensors, raw_scores_swept
 
@@ -36,8 +37,8 @@ CENSORING_RULE = (
 
 
 class GbmHazard(HorizonPredictor):
-    """``trees`` score ``features`` and, as last column, the bin's upper edge: the log-odds of
-    ending in that bin."""
+    """``trees`` score ``features``, then the model's level where ``levels`` tell several models
+    apart and, as last column, the bin's upper edge: the log-odds of ending in that bin."""
 
     family: ClassVar[str] = "gbm-hazard"
 
@@ -47,18 +48,27 @@ class GbmHazard(HorizonPredictor):
         edges: IntArray,
         features: Sequence[str],
         trees: TreeEnsemble,
+        levels: ModelLevels | None = None,
     ) -> None:
         super().__init__(provenance, edges)
         self.features, self._columns = tuple(features), feature_columns(features)
-        self.trees = trees
+        self.trees, self.levels = trees, levels
+        self.columns = self.features
+        if levels is not None:
+            self._columns = np.append(self._columns, len(FEATURE_NAMES))
+            self.columns = (*self.features, MODEL_FEATURE)
         self._quick = quick_trees(trees, edges.astype(np.float64))
 
     def residual_survival(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """Return P(remaining > edge): the product of 1 - hazard over the bins up to it."""
-        return self.survival_of(feature_matrix(requests, ages))
+        known = feature_matrix(requests, ages)
+        if self.levels is not None:
+            known = np.column_stack([known, self.levels.of(requests)])
+        return self.survival_of(known)
 
     def survival_of(self, known: FloatArray) -> FloatArray:
-        """Return the same from what is known, (n, len(FEATURE_NAMES))."""
+        """Return the same from what is known, (n, len(FEATURE_NAMES)), and a column more, the
+        models' levels, where the predictor has ``levels``."""
         rows = np.column_stack([known[:, self._columns], np.zeros(len(known))])
         if self._quick is None:
             log_odds = raw_scores_swept(self.trees, rows, self.edges.astype(np.float64))
@@ -68,31 +78,37 @@ class GbmHazard(HorizonPredictor):
 
     def settings(self) -> JsonObject:
         """See Predictor."""
-        return {"censoring_rule": CENSORING_RULE, "features": list(self.features)}
+        own: JsonObject = {"censoring_rule": CENSORING_RULE, "features": list(self.features)}
+        return own if self.levels is None else own | self.levels.settings()
 
     def tensors(self) -> dict[str, np.ndarray]:
         """See Predictor."""
-        return {"edges": self.edges, **self.trees.to_tensors("trees.")}
+        own = {"edges": self.edges, **self.trees.to_tensors("trees.")}
+        return own if self.levels is None else own | self.levels.tensors()
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
         """See Predictor."""
         features = need_list(checkpoint.settings, "features", str)
         edges = need_array(checkpoint.tensors, "edges", np.int64)
-        trees = from_tensors(checkpoint.tensors, "trees.", len(features) + 1)
-        return cls(checkpoint.provenance, edges, features, trees)
+        levels = ModelLevels.from_checkpoint(checkpoint)
+        num_columns = len(features) + (levels is not None) + 1
+        trees = from_tensors(checkpoint.tensors, "trees.", num_columns)
+        return cls(checkpoint.provenance, edges, features, trees, levels)
 
 
 @dataclass(frozen=True, slots=True)
 class GbmHazardSettings:
     """How to fit ``gbm-hazard``. ``num_landmarks`` ages a run (plus age 0), ``num_bins`` of
-    remaining life, log-spaced from ``first_edge_tokens`` to the cap."""
+    remaining life, log-spaced from ``first_edge_tokens`` to the cap. ``tell_models``: a log of
+    several models gets one more feature, how long the model usually writes."""
 
     num_landmarks: int = 12
     num_bins: int = 16
     first_edge_tokens: int = 3
     features: tuple[str, ...] = FEATURE_NAMES
     boosting: BoostingSettings = field(default_factory=BoostingSettings)
+    tell_models: bool = True
 
     def __post_init__(self) -> None:
         feature_columns(self.features)
@@ -112,6 +128,10 @@ class GbmHazardSettings:
             )
         known = feature_matrix([training.requests[i] for i in run.tolist()], ages)
         known = known[:, feature_columns(self.features)]
+        levels = None
+        if self.tell_models and len(training.provenance.models) > 1:
+            levels, of_run = learn_levels(training)
+            known = np.column_stack([known, of_run[run]])
         trees = grow_trees(
             np.column_stack([known[owner], edges[bins]]),
             ended.astype(np.float64),
@@ -121,7 +141,7 @@ class GbmHazardSettings:
             seed=seed,
             num_threads=num_threads,
         )
-        return GbmHazard(training.provenance, edges, self.features, trees)
+        return GbmHazard(training.provenance, edges, self.features, trees, levels)
 
 
 def horizon_edges(first_tokens: int, cap_tokens: int, count: int) -> IntArray:

@@ -74,6 +74,7 @@ class OnlinePredictor:
         self._sums = np.zeros((0, 2, NUM_PROGRESS))
         self._last = np.zeros((0, 2, NUM_PROGRESS))
         self._prompt = np.zeros((0, len(PROMPT_FEATURES)))
+        self._level = np.zeros(0)  # of the request's model, where the predictor tells models apart
         self._cap = np.zeros(0, np.int64)
         self._answer = np.zeros(0)
         self._answer_age = np.zeros(0, np.int64)
@@ -96,6 +97,8 @@ class OnlinePredictor:
         self._age[row] = self._asked_age[row] = 0
         self._count[row], self._sums[row], self._last[row] = 0, 0.0, 0.0
         self._prompt[row] = prompt_row(request)
+        if self._fast is not None and self._fast.levels is not None:
+            self._level[row] = self._fast.levels.of([request])[0]
         self._cap[row] = request.max_tokens
         self._answer_age[row] = -1
 
@@ -176,6 +179,8 @@ class OnlinePredictor:
             self._last[at, 1], self._sums[at, 1], count[some], self.progress_stride,
             largest_number(prompt[some]),
         )  # fmt: skip
+        if self._fast is not None and self._fast.levels is not None:
+            out = np.column_stack([out, self._level[rows]])
         return out
 
     def _requests(self, request_ids: Sequence[str]) -> list[SignalRequest]:
@@ -198,8 +203,8 @@ class OnlinePredictor:
         old = len(self._age)
         new = max(_START_CAPACITY, 2 * old)
         for name in (
-            "_age", "_asked_age", "_count", "_sums", "_last", "_prompt", "_cap", "_answer",
-            "_answer_age",
+            "_age", "_asked_age", "_count", "_sums", "_last", "_prompt", "_level", "_cap",
+            "_answer", "_answer_age",
         ):  # fmt: skip
             array = getattr(self, name)
             wider = np.zeros((new, *array.shape[1:]), dtype=array.dtype)

@@ -44,7 +44,7 @@ def export_onnx(predictor: Predictor, path: Path) -> None:
     model = _model(base)
     meta = {
         "family": base.family,
-        "features": json.dumps(list(base.features)),
+        "features": json.dumps(list(base.columns)),
         "edges_tokens": json.dumps(base.edges.tolist()),
         "trained_on": json.dumps(list(base.provenance.models)),
     }
@@ -60,7 +60,7 @@ def _model(predictor: GbmHazard) -> Any:
     """Return the graph: every row meets every bin, trees, odds, product of 1 - hazard."""
     from onnx import TensorProto, helper, numpy_helper
 
-    count, num_bins = len(predictor.features), len(predictor.edges)
+    count, num_bins = len(predictor.columns), len(predictor.edges)
     constants = {
         "edges": predictor.edges.astype(np.float32).reshape(1, num_bins, 1),
         "repeat": np.array([1, num_bins, 1], dtype=np.int64),

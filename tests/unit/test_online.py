@@ -36,8 +36,17 @@ _PIECES = ("a", "\n", " wait", "b")
 TOKENS = 60
 
 
-@pytest.fixture(scope="module", params=[*_SETTINGS, "calibrated"])
+# two models, one of which writes at length: the predictor tells them apart
+TWO_MODELS = [
+    replace(run, model="terse" if len(run.prompt_id) % 2 or run.output_tokens < 40 else run.model)
+    for run in RUNS
+]
+
+
+@pytest.fixture(scope="module", params=[*_SETTINGS, "calibrated", "two models"])
 def predictor(request: pytest.FixtureRequest) -> Predictor:
+    if request.param == "two models":
+        return _SETTINGS["gbm-hazard"].fit(training_set(TWO_MODELS), seed=1)
     if request.param != "calibrated":
         return _SETTINGS[request.param].fit(training_set(RUNS), seed=1)
     how = _SETTINGS["gbm-hazard"]
@@ -69,6 +78,7 @@ def test_every_answer_is_the_grids(
     """Two requests, fed in pieces of any size and in turns, asked or not asked in between."""
     online = OnlinePredictor(predictor, stride=stride, think_open=4, think_close=5)
     requests = [replace(signal_request(RUNS[i]), run_id=f"r{i}") for i in (0, 7)]
+    requests[1] = replace(requests[1], model="terse")
     grid = build_grid(
         predictor, [_batch(r, seed + i) for i, r in enumerate(requests)], stride=stride,
         horizons=np.full(2, TOKENS),
