@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -55,6 +56,52 @@ def text_track(text: str, output_tokens: int, stride: int) -> TextTrack:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HiddenStates:
+    """Hidden states of one run: ``states[j]`` (m, layers, width) float16 has read its first
+    (j + 1) * stride tokens less one; ``layers`` are counted from the embeddings, 0."""
+
+    stride: int
+    layers: tuple[int, ...]
+    states: np.ndarray
+
+    def seen(self, age: int) -> np.ndarray:
+        """Return the states of the strides closed by ``age`` tokens."""
+        return self.states[: age // self.stride]
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTrack:
+    """Where the hidden states of one run lie: a safetensors file that is read when asked."""
+
+    path: str
+
+    def load(self) -> HiddenStates:
+        """Return them; raises InvalidInput when the file is absent or is none."""
+        return _read_hidden(self.path)
+
+
+@lru_cache(maxsize=1024)
+def _read_hidden(path: str) -> HiddenStates:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            about, states = file.metadata() or {}, file.get_tensor("states")
+        layers = tuple(int(layer) for layer in about["layers"].split(","))
+        found = HiddenStates(int(about["stride"]), layers, states)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise InvalidInput(
+            f"{path} holds no hidden states ({error}): keep the folder 'hidden' beside the run "
+            "log, or collect again"
+        ) from None
+    if states.ndim != 3 or states.shape[1] != len(layers) or found.stride < 1:
+        raise InvalidInput(
+            f"{path} holds states of shape {states.shape} for {len(layers)} layers: collect again"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SignalRequest:
     """What a signal may know of a request: who asks, what was asked, and its progress so far.
 
@@ -73,6 +120,7 @@ class SignalRequest:
     prompt: str | None = None
     progress: ProgressTrack | None = None
     text: TextTrack | None = None
+    hidden: HiddenTrack | None = None
 
 
 def signal_request(run: DecodeRun) -> SignalRequest:
@@ -97,6 +145,7 @@ def signal_request(run: DecodeRun) -> SignalRequest:
         prompt=run.prompt,
         progress=progress,
         text=text,
+        hidden=None if run.hidden_ref is None else HiddenTrack(run.hidden_ref),
     )
 
 

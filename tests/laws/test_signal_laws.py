@@ -18,11 +18,12 @@ from predictors.base import Predictor
 from predictors.boosting import BoostingSettings
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.registry import FAMILIES
+from tests.hidden_runs import with_hidden
 from tests.quick_families import QUICK
 from tests.synthetic_runs import CAP_TOKENS, STRIDE, synthetic_runs
 from training.rows import training_set
 
-RUNS = synthetic_runs(num_prompts=80)
+RUNS = with_hidden(synthetic_runs(num_prompts=80))
 TRAIN, TEST = RUNS[:180], RUNS[180:]
 
 

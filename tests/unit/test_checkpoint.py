@@ -18,11 +18,12 @@ from predictors.checkpoint import CONFIG_FILE, TENSOR_FILE, push_to_hub
 from predictors.features import FEATURE_NAMES
 from predictors.gbm_hazard import GbmHazard
 from predictors.registry import FAMILIES, load_predictor
+from tests.hidden_runs import with_hidden
 from tests.quick_families import QUICK
 from tests.synthetic_runs import synthetic_runs
 from training.rows import training_set
 
-RUNS = synthetic_runs(num_prompts=30)
+RUNS = with_hidden(synthetic_runs(num_prompts=30))
 
 
 def _fit(family: str) -> Predictor:
