@@ -246,10 +246,18 @@ def _runs_of(table: pa.Table, folder: Path | None) -> Iterator[DecodeRun]:
     for row in zip(*columns, strict=True):
         run = DecodeRun(**dict(zip(SCHEMA.names, row, strict=True)))
         if folder is not None and run.hidden_ref is not None:
-            whole = (folder / run.hidden_ref).resolve()
-            if whole.is_relative_to(folder.resolve()):  # a log names no file outside its folder
-                run = replace(run, hidden_ref=str(whole))
+            run = replace(run, hidden_ref=_found(run.hidden_ref, folder))
         yield run
+
+
+def _found(ref: str, folder: Path) -> str:
+    """Return the whole path of a file that ``ref`` names below ``folder``, else ``ref`` as it is:
+    a log points nowhere outside its folder, and a name without a file stays a name."""
+    try:
+        whole = (folder / ref).resolve()
+    except ValueError:  # a NUL byte
+        return ref
+    return str(whole) if whole.is_relative_to(folder.resolve()) and whole.is_file() else ref
 
 
 def _below(run: DecodeRun, folder: Path) -> DecodeRun:
