@@ -31,12 +31,14 @@ from contracts.signals import DistributionalSignal, signal_request
 from predictors.age_km import AgeKmSettings
 from predictors.boosting import BoostingSettings
 from predictors.countdown import CountdownSettings
+from predictors.encoders import EncoderSettings
 from predictors.features import AGE_FEATURES, PROMPT_FEATURES
 from predictors.fused import Fused, FusedSettings
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.gbm_rank import GbmRankSettings
 from predictors.log_t import LogTSettings
 from predictors.past_future import PastFutureSettings
+from predictors.prompt_encoder import PromptEncoderSettings
 from predictors.registry import FamilySettings
 from predictors.text_progress import TextProgressSettings
 from predictors.torch_loop import LoopSettings
@@ -50,6 +52,8 @@ SET_SIZE, NUM_SETS, NUM_RESAMPLES = 8, 600, 1000
 _TREES = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=300)
 _TOTALS = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=40)
 _LANDMARKS = 30
+# what two cores read in minutes: ELIS reads up to 512 tokens of text, again every 50
+_ENCODE_EVERY, _ENCODER_TOKENS = 512, 128
 
 
 def methods() -> dict[str, FamilySettings]:
@@ -61,8 +65,23 @@ def methods() -> dict[str, FamilySettings]:
         "age-km": AgeKmSettings(),
         "past-future": PastFutureSettings(),
         "countdown": CountdownSettings(boosting=_TOTALS),
-        "prompt ranker (LTR idea)": GbmRankSettings(features=PROMPT_FEATURES, **order),
-        "text-progress (ELIS idea)": TextProgressSettings(num_landmarks=_LANDMARKS, loop=text_loop),
+        "prompt ranker (trees)": GbmRankSettings(features=PROMPT_FEATURES, **order),
+        "prompt-encoder, ListMLE (LTR idea, MiniLM)": PromptEncoderSettings(
+            loss="listmle", num_landmarks=_LANDMARKS, loop=loop
+        ),
+        "prompt-encoder, log-t (SSJF idea, MiniLM)": PromptEncoderSettings(
+            num_landmarks=_LANDMARKS, loop=loop
+        ),
+        "text-progress (ELIS idea, words)": TextProgressSettings(
+            num_landmarks=_LANDMARKS, loop=text_loop
+        ),
+        "text-progress (ELIS idea, MiniLM)": TextProgressSettings(
+            num_landmarks=_LANDMARKS,
+            loop=text_loop,
+            reader="encoder",
+            encode_every=_ENCODE_EVERY,
+            encoder=EncoderSettings(max_tokens=_ENCODER_TOKENS, keep_end=True),
+        ),
         "gbm-hazard": GbmHazardSettings(num_landmarks=_LANDMARKS, boosting=_TREES),
         "gbm-hazard, age only": GbmHazardSettings(
             num_landmarks=_LANDMARKS, boosting=_TREES, features=AGE_FEATURES
