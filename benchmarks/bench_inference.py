@@ -4,8 +4,11 @@
 
 gbm-hazard with its default settings, trained on the bundled log, asked for 256 running requests at
 once: from a checkpoint's arrays (compiled), through OnlinePredictor, with LightGBM's own predict on
-the same rows, and in onnxruntime when it is installed. One thread; the least of many repeats, which
-a busy machine spoils last. The bar is 1 ms for all 256.
+the same rows, and in onnxruntime when it is installed. Then the probe's step, as large as for a
+135M model (states 576 wide; a network of random weights costs what a trained one does) with every
+request's state new, and one sentence encoder on one text a request, as ELIS needs every 50 tokens.
+One thread; the least of many repeats, which a busy machine spoils last. The bars for all 256 are
+1 ms (gbm-hazard) and 5 ms (probe).
 """
 
 from __future__ import annotations
@@ -25,13 +28,25 @@ from contracts.policy import IntArray
 from contracts.runs import DecodeRun
 from contracts.signals import signal_request
 from predictors.boosting import BoostingSettings
+from predictors.encoders import EncoderSettings, load_encoder
 from predictors.features import FEATURE_NAMES, feature_columns, feature_matrix
-from predictors.gbm_hazard import GbmHazard, GbmHazardSettings, hazard_rows, landmarks
+from predictors.gbm_hazard import (
+    GbmHazard,
+    GbmHazardSettings,
+    hazard_rows,
+    horizon_edges,
+    landmarks,
+)
+from predictors.neural import Scaler, new_perceptron
 from predictors.online import OnlinePredictor
+from predictors.probe import Probe
 from predictors.quick_trees import quick_scores, quick_trees
+from predictors.torch_loop import weights_of
 from predictors.trees import raw_scores, raw_scores_swept
 from traces.bundled import bundled_runs
 from training.rows import read_run_log, training_set
+
+STATE_WIDTH = 576  # of SmolLM2-135M
 
 
 def least_ms(call: Callable[[], object], repeats: int) -> float:
@@ -98,6 +113,40 @@ def onnx_ms(predictor: GbmHazard, rows: np.ndarray, repeats: int) -> float | Non
         return least_ms(lambda: session.run(None, feed), repeats)
 
 
+def probe_ms(count: int, repeats: int) -> float:
+    """Return the milliseconds in which ``count`` new states become remaining lengths."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    edges = horizon_edges(3, 8192, 20)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = new_perceptron((1 + STATE_WIDTH, 128, len(edges) + 1))
+    scaler = Scaler(np.zeros(STATE_WIDTH), np.ones(STATE_WIDTH))
+    prior = np.full(len(edges) + 1, 1.0)
+    provenance = training_set(read_run_log(bundled_runs())).provenance
+    reads = (30, 8, "bins")
+    probe = Probe(provenance, edges, reads, scaler, weights_of(network), prior, 0.5)
+    states = rng.standard_normal((count, STATE_WIDTH)).astype(np.float16)
+    ages, left = np.full(count, 64), np.full(count, 8000)
+    beliefs = np.tile(prior / prior.sum(), (count, 1))
+
+    def step() -> object:
+        mass = probe.joined(beliefs, probe.said(states, ages))
+        return probe.mean_of(1.0 - np.cumsum(mass, axis=1)[:, :-1], left)
+
+    return least_ms(step, repeats)
+
+
+def encoder_ms(texts: Sequence[str], sample: int = 16) -> float | None:
+    """Return the milliseconds MiniLM (22.7 M weights) takes for ``texts``, from ``sample`` of
+    them; None without the package."""
+    if importlib.util.find_spec("all_minilm_l6_v2") is None:
+        return None
+    encoder = load_encoder(EncoderSettings(keep_end=True))
+    return least_ms(lambda: [encoder._vector(t) for t in texts[:sample]], 3) * len(texts) / sample
+
+
 def main() -> None:
     """Fit, time, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -145,6 +194,10 @@ def main() -> None:
         ("LightGBM predict, all bins as rows",
          least_ms(lambda: booster.predict(every_bin, num_threads=1), options.repeats // 10)),
         ("onnxruntime", onnx_ms(predictor, rows, options.repeats)),
+        ("probe: network, filter and mean, every state new",
+         probe_ms(options.requests, options.repeats)),
+        ("MiniLM on one text each (ELIS idea), from 16 of them",
+         encoder_ms([(runs[i % len(runs)].text or "") for i in range(options.requests)])),
     ]  # fmt: skip
     print(f"{options.requests} requests, {options.trees} trees, {len(edges)} bins, one thread")
     print("| what | ms, least |\n| --- | --- |")

@@ -83,16 +83,21 @@ class Probe(HorizonPredictor):
         if request.hidden is not None and count:
             states = states_of(request, self.layer, self.stride, len(self.scaler.mean))[:count]
             at = (np.arange(len(states)) + 1) * self.stride
-            said = np.exp(
-                log_masses(
-                    perceptron(self.layers, probe_inputs(self.scaler, states, at)), self.head
-                )
-            )
-            for seen in said:
-                old = carried(out[-1][None], self.edges, np.array([self.stride]))[0]
-                joint = seen * np.maximum(old, _LEAST) ** self.trust
-                out.append(joint / joint.sum())
+            for seen in self.said(states, at):
+                out.append(self.joined(out[-1][None], seen[None])[0])
         return np.array(out)
+
+    def said(self, states: np.ndarray, ages: IntArray) -> FloatArray:
+        """Return the network's masses (n, b + 1) for ``states`` (n, w) that closed ``ages``."""
+        inputs = probe_inputs(self.scaler, states, ages)
+        return np.exp(log_masses(perceptron(self.layers, inputs), self.head))
+
+    def joined(self, beliefs: FloatArray, said: FloatArray) -> FloatArray:
+        """Return beliefs (n, b + 1) after one more stride each, at whose end the network said
+        ``said``: what an engine calls, with one row a request whose state came in."""
+        old = carried(beliefs, self.edges, np.full(len(beliefs), self.stride))
+        joint = said * np.maximum(old, _LEAST) ** self.trust
+        return np.asarray(joint / joint.sum(axis=1, keepdims=True))
 
     def settings(self) -> JsonObject:
         """See Predictor."""
@@ -269,13 +274,15 @@ def carried(mass: FloatArray, edges: IntArray, tokens: IntArray) -> FloatArray:
     knots = np.concatenate([[0.0], edges])
     total = np.cumsum(mass, axis=1)[:, :-1]
     cdf = np.concatenate([np.zeros((len(mass), 1)), total], axis=1)
-    shifted = np.empty_like(cdf)
-    for row, ahead in enumerate(tokens.tolist()):
-        shifted[row] = np.interp(knots + ahead, knots, cdf[row])
+    at = np.minimum(knots[None, :] + tokens[:, None], knots[-1])
+    slot = np.clip(np.searchsorted(knots, at, side="right") - 1, 0, len(knots) - 2)
+    part = (at - knots[slot]) / (knots[slot + 1] - knots[slot])
+    below = np.take_along_axis(cdf, slot, axis=1)
+    shifted = below + part * (np.take_along_axis(cdf, slot + 1, axis=1) - below)
     gone = shifted[:, :1]
     alive = np.maximum(1.0 - gone, _LEAST)
-    below = np.clip((shifted - gone) / alive, 0.0, 1.0)
-    return np.diff(np.concatenate([below, np.ones((len(mass), 1))], axis=1), axis=1)
+    ended = np.clip((shifted - gone) / alive, 0.0, 1.0)
+    return np.diff(np.concatenate([ended, np.ones((len(mass), 1))], axis=1), axis=1)
 
 
 def _rows(
