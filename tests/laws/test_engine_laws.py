@@ -408,7 +408,7 @@ def test_the_random_workloads_do_preempt() -> None:
 
 
 def _without_deadlines(result: SimResult) -> list[RequestRecord]:
-    return [replace(record, deadline_seen=None) for record in result.records]
+    return [replace(record, deadline_seen=None, deadline_s=None) for record in result.records]
 
 
 def test_what_a_withdrawn_step_would_have_filled_is_not_found() -> None:
