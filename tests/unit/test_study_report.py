@@ -210,11 +210,13 @@ def test_the_page_has_every_section_and_fetches_nothing(folder: Path) -> None:
     assert len(set(links.sections)) == len(links.sections)
     assert links.sections == [
         "contents", "paired-differences", "breach-by-source-and-pressure", "regime-and-clusters",
-        "dose-response-over-the-victim-s-age", "what-a-better-signal-buys", "other-deadlines",
+        "dose-response-over-the-victim-s-age", "what-a-better-signal-buys",
+        "signal-quality-against-breach", "other-deadlines",
+        "floors--survivors-and-the-longest-tenth", "latency-and-goodput",
         "recompute-tax-and-preemptions", "timelines-of-one-contrasting-cell",
         "what-is-not-covered", "command-and-manifest",
     ]  # fmt: skip
-    assert page.count("<svg") == 8  # six figures and two timelines
+    assert page.count("<svg") == 10  # eight figures and two timelines
     assert "preemptbench study --runs &lt;mine&gt;" in page
     for text in (page, (folder / "report.md").read_text(encoding="utf-8")):
         assert not re.search(r"no (significant )?difference|\bnan\b", text, re.IGNORECASE)
