@@ -27,14 +27,15 @@ class ServiceScore:
     """One engine run's tagged cohort; times in seconds, restricted to the horizon.
 
     ``ttft`` is the time to the first token and ``e2e`` that to the end, both from the scheduled
-    arrival; ``tpot`` the seconds a token after the first, up to the end or as far as watched (a
-    mean over requests; NaN when none wrote two tokens). ``goodput_per_s`` is requests that met
-    their deadline, and ``offered_per_s`` requests that came, both a second of the time in which the
-    cohort arrived: no last straggler stretches it (NaN for one arrival). ``jain_fairness`` is
-    Jain's index (Jain, Chiu and Hawe 1984) of slowdowns, e2e / seconds alone: 1 when all are
-    slowed alike, 1/n when one bears it all. ``top_decile_breach`` and ``top_decile_floor`` are
-    those of the tenth that takes longest alone. Shares are of 1: ``length_capped`` of accepted
-    requests ended at their cap, ``preempted`` lost their KV at least once.
+    arrival; ``tpot`` the seconds a token after the first, up to the end or as far as watched, so
+    that a request evicted after a few tokens has a huge one (NaN when none wrote two tokens).
+    ``goodput_per_s`` is requests that met their deadline, and ``offered_per_s`` requests that came,
+    both a second of the time in which the cohort arrived: no last straggler stretches it (NaN for
+    one arrival). ``jain_fairness`` is Jain's index (Jain, Chiu and Hawe 1984) of slowdowns, e2e /
+    seconds alone: 1 when all are slowed alike, 1/n when one bears it all. ``top_decile_breach`` and
+    ``top_decile_floor`` are those of the tenth that takes longest alone. Shares are of 1:
+    ``length_capped`` of accepted requests ended at their cap, ``preempted`` lost their KV at least
+    once.
     """
 
     offered: int
@@ -42,6 +43,7 @@ class ServiceScore:
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_mean_s: float
+    tpot_p50_s: float
     tpot_p99_s: float
     e2e_mean_s: float
     e2e_p50_s: float
@@ -88,6 +90,7 @@ def score_service(
         ttft_p50_s=quantile(ttft_s, 0.5),
         ttft_p99_s=quantile(ttft_s, 0.99),
         tpot_mean_s=float(tpot_s.mean()) if tpot_s.size else float("nan"),
+        tpot_p50_s=quantile(tpot_s, 0.5),
         tpot_p99_s=quantile(tpot_s, 0.99),
         e2e_mean_s=float(e2e_s.mean()),
         e2e_p50_s=quantile(e2e_s, 0.5),

@@ -8,6 +8,7 @@ from eval.report import Section
 from eval.signal_sources import NO_SIGNAL
 from eval.study import BASELINE
 from eval.study_numbers import StudyNumbers, overload_sentence
+from eval.surrogates import surrogate_notes
 from serving_sim.profile import load_profile
 
 
@@ -24,6 +25,7 @@ def not_covered(numbers: StudyNumbers) -> list[str]:
     return [
         overload_sentence(numbers),
         *(text for kind, text in origin.items() if kind in kinds),
+        *surrogate_notes(config.signals),
         f"One engine with the step times of {load_profile(config.profile).name}: no router, no "
         "replicas, no disaggregated prefill, no speculative decoding.",
         "Open loop: arrivals do not react to the service, and nobody gives up waiting.",

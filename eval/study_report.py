@@ -54,6 +54,7 @@ from eval.study_tables import (
     rescoring_table,
     reversal_table,
 )
+from eval.surrogates import surrogate_notes
 from eval.tables import Table, html_table, markdown_table, write_tables
 from eval.timeline_figure import write_timeline_figure
 from serving_sim.timeline import StepSeries
@@ -178,7 +179,9 @@ def _signals(numbers: StudyNumbers) -> Section:
         "One rule, longest-remaining, under each signal: below 0 it breaches less than LIFO, which "
         "needs no signal. The step from age-km to clairvoyant is all that knowing lengths can add."
     )
-    return Section(title, figure(ladder_points(rungs), caption) + html_table(ladder_table(numbers)))
+    notes = surrogate_notes(numbers.stored.study.config.signals)
+    body = figure(ladder_points(rungs), caption) + "".join(map(paragraph, notes))
+    return Section(title, body + html_table(ladder_table(numbers)))
 
 
 def _quality(numbers: StudyNumbers) -> Section:

@@ -23,6 +23,7 @@ _LATENCY: tuple[Measure, ...] = (
     (Column("ttft_p50_s", "p50", "number"), lambda c: c.service.ttft_p50_s),
     (Column("ttft_p99_s", "p99", "number"), lambda c: c.service.ttft_p99_s),
     (Column("tpot_mean_ms", "TPOT mean, ms", "number"), lambda c: 1000 * c.service.tpot_mean_s),
+    (Column("tpot_p50_ms", "p50", "number"), lambda c: 1000 * c.service.tpot_p50_s),
     (Column("tpot_p99_ms", "p99", "number"), lambda c: 1000 * c.service.tpot_p99_s),
     (Column("e2e_mean_s", "E2E mean, s", "seconds"), lambda c: c.service.e2e_mean_s),
     (Column("e2e_p50_s", "p50", "seconds"), lambda c: c.service.e2e_p50_s),

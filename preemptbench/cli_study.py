@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "signals",
     multiple=True,
     help="One more signal: oracle-K, clairvoyant, one of them with degradations such as "
-    "'clairvoyant | noise(0.5)', or age-km.",
+    "'clairvoyant | noise(0.5)', age-km, or surrogate-gbm (a surrogate, not a predictor).",
 )
 @click.option(
     "--checkpoint",
