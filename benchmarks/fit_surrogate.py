@@ -3,11 +3,15 @@
     python -m benchmarks.fit_surrogate --data DIR [--source LRMTokenEconomy …] [--seeds 4]
 
 gbm-hazard answers for runs whose prompts it never saw (benchmarks.predictors_real: the same folds,
-landmarks and running sets). The chain ``shrink(a) | noise(b) | wander(c, tokens) | bias(d)`` is
-applied to the clairvoyant signal of each model's runs, as a study has a source for each model, and
-its numbers minimise the squared distance in log-MAE (unit .05) and in concordance (unit .01) over
-geometric, uniform and equal-age landmarks. How much of the noise wanders is read off the
-correlation of gbm-hazard's errors over a run's life, not fitted to those figures.
+landmarks and running sets). Its concordance is that of pairs whose prompts are in one fold, so
+which one predictor answers, as a server has one: predictors of different folds saw different
+prompts, and where prompts are few, a long one that is held out makes the rest look short.
+
+The chain ``shrink(a) | noise(b) | wander(c, tokens) | bias(d)`` is applied to the clairvoyant
+signal of each model's runs, as a study has a source for each model, and its numbers minimise the
+squared distance in log-MAE (unit .05) and in concordance (unit .01) over geometric, uniform and
+equal-age landmarks. How much of the noise wanders is read off the correlation of gbm-hazard's
+errors over a run's life, not fitted to those figures.
 """
 
 from __future__ import annotations
@@ -22,24 +26,26 @@ import numpy as np
 
 from benchmarks.predictors_real import (
     KINDS,
+    SET_SIZE,
     Rows,
-    Scored,
     answers_of,
     landmark_rows,
     methods,
     score,
 )
 from benchmarks.reasoning_texts import read_source
-from contracts.policy import FloatArray
+from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_uniform
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingSignal, SignalRequest, signal_request
 from oracles.degradations import Bias, Degradation, Noise, Shrink, Wander, label
 from oracles.degrade import degrade
 from oracles.empirical import Clairvoyant
+from traces.split import crossfit_folds
 
 PREDICTOR = "gbm-hazard"
 UNITS = (0.05, 0.01)  # of log-MAE and of concordance
+NUM_FOLDS = 4
 MEMORY_TOKENS = 1024  # of the part of the noise that wanders
 MAX_TRIES = 70
 _NEAR, _FAR = 4, 16  # ages this many times apart are near, or far, in the life of a run
@@ -50,10 +56,12 @@ Figures = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """One source: its runs, the rows of each seed, and gbm-hazard's means on them."""
+    """One source: its runs, the rows of each seed, gbm-hazard's means on them, and the fold of each
+    run (n,)."""
 
     runs: list[DecodeRun]
     rows: list[dict[str, Rows]]
+    folds: list[IntArray]
     answers: list[Mapping[str, FloatArray]]
 
 
@@ -62,22 +70,29 @@ def measure(data: Path, source: str, num_seeds: int) -> Target:
     runs = read_source(data, source, 5)
     rows = [{kind: landmark_rows(runs, kind, seed) for kind in KINDS} for seed in range(num_seeds)]
     chosen = {PREDICTOR: methods()[PREDICTOR]}
-    answers = [
-        answers_of(runs, own, seed, 4, chosen)[0][PREDICTOR] for seed, own in enumerate(rows)
-    ]
-    return Target(runs, rows, [{kind: both[0] for kind, both in a.items()} for a in answers])
+    answers, folds = [], []
+    for seed, own in enumerate(rows):
+        answers.append(answers_of(runs, own, seed, NUM_FOLDS, chosen)[0][PREDICTOR])
+        fold_of = crossfit_folds(runs, num_folds=NUM_FOLDS, seed=seed)
+        folds.append(np.array([fold_of[run.prompt_id] for run in runs]))
+    return Target(runs, rows, folds, [{kind: both[0] for kind, both in a.items()} for a in answers])
 
 
-def figures(target: Target, answers: Sequence[Mapping[str, FloatArray]]) -> Figures:
+def figures(
+    target: Target, answers: Sequence[Mapping[str, FloatArray]], *, is_cross_fitted: bool
+) -> Figures:
     """Return the figures of ``answers``, means over seeds."""
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-    for rows, said in zip(target.rows, answers, strict=True):
-        for kind in KINDS:
-            scored: Scored = score(np.stack([said[kind]] * 2), rows[kind], target.runs)
-            found[kind].append((float(scored.error.mean()), float(np.nanmean(scored.right))))
-    return {
-        kind: (float(a), float(b)) for kind, v in found.items() for a, b in [np.mean(v, axis=0)]
-    }
+    first, second = np.triu_indices(SET_SIZE, k=1)
+    for rows, fold, said in zip(target.rows, target.folds, answers, strict=True):
+        for kind, where in rows.items():
+            scored = score(np.stack([said[kind]] * 2), where, target.runs)
+            own = fold[where.set_run]
+            counts = own[:, first] == own[:, second] if is_cross_fitted else True
+            order = np.nanmean(np.where(counts, scored.right, np.nan))
+            found[kind].append((float(scored.error.mean()), float(order)))
+    means = {kind: np.mean(values, axis=0) for kind, values in found.items()}
+    return {kind: (float(error), float(order)) for kind, (error, order) in means.items()}
 
 
 def surrogate_answers(
@@ -99,6 +114,11 @@ def surrogate_answers(
                 said[kind][mine] = signal.remaining(asked, age[mine])
         out.append(said)
     return out
+
+
+def of_surrogate(target: Target, steps: Sequence[Degradation]) -> Figures:
+    """Return the figures of the degraded clairvoyant."""
+    return figures(target, surrogate_answers(target, steps), is_cross_fitted=False)
 
 
 def _surrogate_of(
@@ -163,7 +183,7 @@ def fit(target: Target, wanted: Figures, far: float) -> list[Degradation]:
         return chain(float(np.clip(x[0], 0.0, 1.0)), float(np.exp(x[1])), float(np.exp(x[2])), far)
 
     def loss(x: FloatArray) -> float:
-        return distance(figures(target, surrogate_answers(target, steps_at(x))), wanted)
+        return distance(of_surrogate(target, steps_at(x)), wanted)
 
     start = np.array([[0.6, 0.0, 0.0], [0.3, 0.0, 0.0], [0.6, -0.7, 0.0], [0.6, 0.0, 0.4]])
     options = {"initial_simplex": start, "maxfev": MAX_TRIES, "xatol": 0.01, "fatol": 0.1}
@@ -174,10 +194,10 @@ def fit(target: Target, wanted: Figures, far: float) -> list[Degradation]:
 def one_source(data: Path, source: str, num_seeds: int, other: Figures) -> None:
     """Print the figures of gbm-hazard, or the ``other`` ones that are wanted, and of the chain."""
     target = measure(data, source, num_seeds)
-    wanted = other or figures(target, target.answers)
+    wanted = other or figures(target, target.answers, is_cross_fitted=True)
     near, far = persistence(target)
     steps = fit(target, wanted, max(0.0, far))
-    found = figures(target, surrogate_answers(target, steps))
+    found = of_surrogate(target, steps)
     print(
         f"\n## {source}, {num_seeds} seeds: errors correlate {near:.2f} near, {far:.2f} far apart"
     )

@@ -112,6 +112,14 @@ class StudyConfig:
             raise InvalidInput(f"boundary is {self.boundary}: it must be a share in (0, 1)")
 
 
+def deadline_text(config: StudyConfig) -> str:
+    """Return the deadline in words: one for all, or each class with its own."""
+    classes = config.deadline_classes
+    if not classes:
+        return f"{config.deadline_s:g} s"
+    return ", ".join(f"{c.deadline_s:g} s for {c.share:.0%} ({c.name})" for c in classes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilot:
     """What the pilot seeds settled for one source; shares of 1, one entry a pressure."""

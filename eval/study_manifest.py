@@ -6,7 +6,7 @@ import html
 
 from eval.report import Section
 from eval.signal_sources import NO_SIGNAL
-from eval.study import BASELINE
+from eval.study import BASELINE, deadline_text
 from eval.study_numbers import StudyNumbers, overload_sentence
 from eval.surrogates import surrogate_notes
 from serving_sim.profile import load_profile
@@ -55,7 +55,7 @@ def facts(numbers: StudyNumbers) -> dict[str, str]:
     return {
         "study": config.name,
         "seeds": f"0 to {config.num_seeds - 1} judged; {config.num_pilots} pilot seeds apart",
-        "deadline": f"{config.deadline_s:g} s, watched for {config.observe_s:g} s",
+        "deadline": f"{deadline_text(config)}, watched for {config.observe_s:g} s",
         "equivalence margin": f"{stored.study.margin_pp:g} pp, set before any comparison",
         "cohort": f"{config.num_tagged} scored requests a run after {config.num_warmup} warm-up",
         "policies": ", ".join(config.policies),

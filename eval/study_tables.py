@@ -134,13 +134,18 @@ def breach_table(numbers: StudyNumbers) -> Table:
         source, pressure, rule = key
         c = found.get(key)
         word = "baseline" if rule == LIFO else "not comparable"
+        if math.isnan(s["breach"]):
+            word = "undetermined: no rank, bounds only"
         rows.append(
             (
                 source,
                 pressure,
                 label(rule),
                 s["breach"],
+                s["breach_low"],
+                s["breach_high"],
                 s["floor"],
+                100 * (s["breach"] - s["floor"]),
                 s["completed_only"],
                 100 * (s["breach"] - s["completed_only"]),
                 *_interval(c.difference if c else None),
@@ -153,26 +158,32 @@ def breach_table(numbers: StudyNumbers) -> Table:
     columns = (
         Column("source", "source"), Column("pressure", "pressure"),
         Column("rule", "policy / signal"), Column("breach", "breach", "share"),
-        Column("floor", "floor", "share"), Column("completed_only", "completed only", "share"),
+        Column("breach_low", "at least", "share"), Column("breach_high", "at most", "share"),
+        Column("floor", "floor", "share"), Column("excess_pp", "excess, pp", "pp"),
+        Column("completed_only", "completed only", "share"),
         Column("gap_pp", "hidden, pp", "pp"), *_INTERVAL, Column("p", "p (max-T)", "p"),
         Column("verdict", "verdict"), Column("correlation", "corr. with LIFO", "number"),
         *(Column(f"mean_{name}", name, "number") for name in _COUNTS),
     )  # fmt: skip
     caption = (
-        "Breach with its floor (requests that would be late alone) and the score over completed "
-        "requests only; outcome counts are means over seeds and add up to the accepted ones."
+        "Breach with its bounds (apart where a request was withdrawn, or not watched for long "
+        "enough: then there is no verdict), its floor (requests that would be late alone), the "
+        "excess over it, and the score over completed requests only. Outcome counts are means over "
+        "seeds and add up to the accepted ones; accepted and rejected add up to the offered ones."
     )
     return Table("breach", caption, columns, tuple(rows))
 
 
-_COUNTS = ("met", "late", "failed", "unfinished", "withdrawn", "accepted", "rejected")
+_COUNTS = (
+    "met", "late", "failed", "unfinished", "withdrawn", "undetermined", "accepted", "rejected",
+)  # fmt: skip
 
 
 def _means(
     numbers: StudyNumbers, wanted: Callable[[Cell], bool]
 ) -> dict[tuple[str, str, Rule], dict[str, float]]:
     """Return seed means of scores, by source, pressure and rule, in the study's order."""
-    names = ("breach", "floor", "completed_only", *_COUNTS)
+    names = ("breach", "breach_low", "breach_high", "floor", "completed_only", *_COUNTS)
     out: dict[tuple[str, str, Rule], list[Cell]] = defaultdict(list)
     for source in numbers.stored.study.sources:
         for cell in filter(wanted, source.cells):
