@@ -132,7 +132,7 @@ def quality_points(rows: Sequence[QualityRow]) -> str:
     for each signal and source."""
     parts = [part for part in PARTS if any(row.part == part for row in rows)]
     signals = list(dict.fromkeys(row.quality.signal for row in rows))
-    figure = new_figure(9.0, 0.6 + 2.7 * len(parts))
+    figure = new_figure(9.0, 0.9 + 2.7 * len(parts))
     grid = figure.subplots(len(parts), 2, squeeze=False, sharey="row")
     for axes, part in zip(grid, parts, strict=True):
         for ax, metric in zip(axes, ("concordance", "log_mae"), strict=True):
@@ -148,7 +148,8 @@ def quality_points(rows: Sequence[QualityRow]) -> str:
         axes[0].axvline(0.5, color=GREY, lw=0.8, ls="--")
     grid[-1][0].set_xlabel("concordance in running sets (dashed: chance)")
     grid[-1][1].set_xlabel("log-MAE in running sets")
-    _legend(grid[0][1])
+    handles, names = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper left", ncols=6, fontsize=7, frameon=False)
     return to_svg(figure)
 
 

@@ -227,6 +227,12 @@ def _rescoring(numbers: StudyNumbers) -> Section:
         deadlines_s = numbers.curves.deadlines_s
         drawn = deadline_curves(numbers.part_curves, highlights(rows), deadlines_s)
         parts.append(figure(drawn, caption))
+    if numbers.stored.study.config.deadline_classes:
+        text = (
+            "This study has deadline classes. Here all requests are given one deadline instead; "
+            "'preemptbench rescore OUT --multiples 0.5:2:0.25' moves everybody's own."
+        )
+        parts.append(paragraph(text))
     reversed_ = reversal_table(numbers)
     parts.append(html_table(rescoring_table(numbers)))
     parts.append(
