@@ -7,11 +7,11 @@ landmarks and running sets). Its concordance is that of pairs whose prompts are 
 which one predictor answers, as a server has one: predictors of different folds saw different
 prompts, and where prompts are few, a long one that is held out makes the rest look short.
 
-The chain ``shrink(a) | noise(b) | wander(c, tokens) | bias(d)`` is applied to the clairvoyant
-signal of each model's runs, as a study has a source for each model, and its numbers minimise the
-squared distance in log-MAE (unit .05) and in concordance (unit .01) over geometric, uniform and
-equal-age landmarks. How much of the noise wanders is read off the correlation of gbm-hazard's
-errors over a run's life, not fitted to those figures.
+The chain ``shrink(a) | noise(b) | wander(c, tokens) | bias(d) | refresh(e)`` is applied to the
+clairvoyant signal of each model's runs, as a study has a source for each model, and its numbers
+minimise the squared distance in log-MAE (unit .05) and in concordance (unit .01) over geometric,
+uniform and equal-age landmarks. How much of the noise wanders is read off the correlation of
+gbm-hazard's errors over a run's life, not fitted to those figures.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_uniform
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingSignal, SignalRequest, signal_request
-from oracles.degradations import Bias, Degradation, Noise, Shrink, Wander, label
-from oracles.degrade import degrade
+from eval.surrogates import SURROGATES
+from oracles.degradations import Bias, Degradation, Noise, Refresh, Shrink, Wander, label
+from oracles.degrade import degrade, parse_degradations
 from oracles.empirical import Clairvoyant
 from traces.split import crossfit_folds
 
@@ -48,6 +49,8 @@ UNITS = (0.05, 0.01)  # of log-MAE and of concordance
 NUM_FOLDS = 4
 MEMORY_TOKENS = 1024  # of the part of the noise that wanders
 MAX_TRIES = 70
+MIN_RUNS = 50
+REFRESHES = (1, 64, 128, 256, 512)  # tokens between two answers; 1: always asked
 _NEAR, _FAR = 4, 16  # ages this many times apart are near, or far, in the life of a run
 
 Figures = dict[str, tuple[float, float]]
@@ -93,6 +96,21 @@ def figures(
             found[kind].append((float(scored.error.mean()), float(order)))
     means = {kind: np.mean(values, axis=0) for kind, values in found.items()}
     return {kind: (float(error), float(order)) for kind, (error, order) in means.items()}
+
+
+def error_by_age(target: Target, answers: Sequence[Mapping[str, FloatArray]]) -> dict[int, float]:
+    """Return the mean |log error| at each geometric landmark that MIN_RUNS runs reach."""
+    length = np.array([run.output_tokens for run in target.runs])
+    found: dict[int, list[float]] = {}
+    for rows, said in zip(target.rows, answers, strict=True):
+        where = rows["geometric"]
+        gap = np.log1p(said["geometric"][: len(where.run)])
+        gap -= np.log1p(length[where.run] - where.age)
+        for age in np.unique(where.age).tolist():
+            inside = where.age == age
+            if inside.sum() >= MIN_RUNS:
+                found.setdefault(age, []).append(float(np.abs(gap[inside]).mean()))
+    return {age: float(np.mean(values)) for age, values in found.items()}
 
 
 def surrogate_answers(
@@ -155,14 +173,17 @@ def persistence(target: Target) -> tuple[float, float]:
     return float(np.mean(near)), float(np.mean(far))
 
 
-def chain(share: float, sigma: float, factor: float, far: float) -> list[Degradation]:
+def chain(
+    share: float, sigma: float, factor: float, far: float, refresh_tokens: int
+) -> list[Degradation]:
     """Return the degradations: the part ``far`` of the noise's variance stays all life long."""
-    return [
+    steps: list[Degradation] = [
         Shrink(_rounded(share)),
         Noise(_rounded(sigma * np.sqrt(far))),
         Wander(_rounded(sigma * np.sqrt(1.0 - far)), MEMORY_TOKENS),
         Bias(_rounded(factor)),
     ]
+    return steps if refresh_tokens == 1 else [*steps, Refresh(refresh_tokens)]
 
 
 def _rounded(value: float) -> float:
@@ -176,11 +197,20 @@ def distance(found: Figures, wanted: Figures) -> float:
 
 
 def fit(target: Target, wanted: Figures, far: float) -> list[Degradation]:
-    """Return the chain nearest to ``wanted`` (Nelder-Mead on share, log sigma, log factor)."""
+    """Return the chain nearest to ``wanted``, of the nearest with each of REFRESHES."""
+    fits = [_fit(target, wanted, far, tokens) for tokens in REFRESHES]
+    return min(fits, key=lambda found: found[0])[1]
+
+
+def _fit(
+    target: Target, wanted: Figures, far: float, refresh_tokens: int
+) -> tuple[float, list[Degradation]]:
+    """Return distance and chain by Nelder-Mead on share, log sigma and log factor."""
     from scipy.optimize import minimize
 
     def steps_at(x: FloatArray) -> list[Degradation]:
-        return chain(float(np.clip(x[0], 0.0, 1.0)), float(np.exp(x[1])), float(np.exp(x[2])), far)
+        share, sigma, factor = float(np.clip(x[0], 0.0, 1.0)), np.exp(x[1]), np.exp(x[2])
+        return chain(share, float(sigma), float(factor), far, refresh_tokens)
 
     def loss(x: FloatArray) -> float:
         return distance(of_surrogate(target, steps_at(x)), wanted)
@@ -188,16 +218,20 @@ def fit(target: Target, wanted: Figures, far: float) -> list[Degradation]:
     start = np.array([[0.6, 0.0, 0.0], [0.3, 0.0, 0.0], [0.6, -0.7, 0.0], [0.6, 0.0, 0.4]])
     options = {"initial_simplex": start, "maxfev": MAX_TRIES, "xatol": 0.01, "fatol": 0.1}
     found = minimize(loss, start[0], method="Nelder-Mead", options=options)
-    return steps_at(found.x)
+    return float(found.fun), steps_at(found.x)
 
 
-def one_source(data: Path, source: str, num_seeds: int, other: Figures) -> None:
-    """Print the figures of gbm-hazard, or the ``other`` ones that are wanted, and of the chain."""
+def one_source(
+    data: Path, source: str, num_seeds: int, other: Figures, steps: Sequence[Degradation]
+) -> None:
+    """Print the figures of gbm-hazard, or the ``other`` ones that are wanted, and of the chain:
+    ``steps``, or the nearest one if there are none."""
     target = measure(data, source, num_seeds)
     wanted = other or figures(target, target.answers, is_cross_fitted=True)
     near, far = persistence(target)
-    steps = fit(target, wanted, max(0.0, far))
-    found = of_surrogate(target, steps)
+    steps = steps or fit(target, wanted, max(0.0, far))
+    said = surrogate_answers(target, steps)
+    found = figures(target, said, is_cross_fitted=False)
     print(
         f"\n## {source}, {num_seeds} seeds: errors correlate {near:.2f} near, {far:.2f} far apart"
     )
@@ -208,6 +242,10 @@ def one_source(data: Path, source: str, num_seeds: int, other: Figures) -> None:
     for kind in wanted:
         (error, order), (own_error, own_order) = wanted[kind], found[kind]
         print(f"| {kind} | {error:.3f} | {own_error:.3f} | {order:.3f} | {own_order:.3f} |")
+    print("\n| age | log-MAE, gbm-hazard | surrogate |\n| --- | --- | --- |")
+    own = error_by_age(target, said)
+    for age, error in error_by_age(target, target.answers).items():
+        print(f"| {age} | {error:.2f} | {own[age]:.2f} |")
     print("", flush=True)
 
 
@@ -217,7 +255,8 @@ def main() -> None:
     default = os.environ.get("PREEMPTBENCH_DATA", "../shared/data")
     parser.add_argument("--data", type=Path, default=Path(default))
     parser.add_argument("--source", action="append", choices=["LRMTokenEconomy", "ATTS-self"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--chain", default="", help="measure this one, or a surrogate by its name")
     parser.add_argument(
         "--want",
         action="append",
@@ -231,10 +270,14 @@ def main() -> None:
         kind, _, pair = text.partition("=")
         error, _, order = pair.partition(":")
         other[kind] = float(error), float(order)
+    known = SURROGATES.get(args.chain)
+    steps = (
+        known.steps if known else parse_degradations(f"x | {args.chain}")[1] if args.chain else ()
+    )
     if not (args.data / "reasoning_lengths").is_dir():
         parser.error(f"{args.data} holds no reasoning_lengths: give --data or PREEMPTBENCH_DATA")
     for source in args.source or ["LRMTokenEconomy", "ATTS-self"]:
-        one_source(args.data, source, args.seeds, other)
+        one_source(args.data, source, args.seeds, other, steps)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from scipy.stats import kendalltau
 from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_cell, source_runs
 from eval.running_sets import judge_signals, met_sets, read_all, score_sets
 from eval.signal_sources import SignalSource
-from eval.surrogates import LABEL, SURROGATES, surrogate_notes
+from eval.surrogates import SURROGATES
 from serving_sim.config import EngineConfig
 from serving_sim.engine import StepLog
 from tests.synthetic_runs import synthetic_runs
@@ -113,9 +113,3 @@ def test_sets_without_an_order_are_left_out() -> None:
     score = score_sets("s", [np.array([1.0, 2.0])], [np.array([3, 3])])
     assert score.num_sets == 0
     assert np.isnan(score.concordance)
-
-
-def test_a_surrogate_says_that_it_is_none() -> None:
-    (note,) = surrogate_notes(("age-km", "surrogate-gbm", "surrogate-gbm | stale(64)"))
-    assert LABEL in note and SURROGATES["surrogate-gbm"].chain in note
-    assert surrogate_notes(("oracle-4", "clairvoyant")) == []
