@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     "--signal",
     "signals",
     multiple=True,
-    help="oracle, oracle-K, clairvoyant, or the folder of a checkpoint or of 'oracle build', "
-    "[name=]FOLDER, for policies that read one; made worse by 'SIGNAL | noise(0.5)' and the like. "
+    help="oracle, oracle-K, clairvoyant, surrogate-gbm (clairvoyant made as bad as a predictor), "
+    "or the folder of a checkpoint or of 'oracle build', [name=]FOLDER, for policies that read "
+    "one; made worse by 'SIGNAL | noise(0.5)' and the like. "
     "Repeatable; default: oracle.",
 )
 @runs_option

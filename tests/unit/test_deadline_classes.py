@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from contracts.errors import InvalidInput
+from eval.cells import read_cells
 from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_cell, source_runs
 from eval.outcomes import score_breach
 from eval.signal_sources import SignalSource
+from preemptbench.cli import cli
 from serving_sim.config import EngineConfig
 from tests.synthetic_runs import synthetic_runs
 from traces.arrivals import build_workload
@@ -120,3 +124,18 @@ def test_classes_are_read_from_text() -> None:
 def test_a_request_must_be_watched_as_long_as_the_longest_class(config: MatrixConfig) -> None:
     with pytest.raises(InvalidInput, match=r"observe_s is 5.0 s, below the deadline of 20.0"):
         replace(config, observe_s=5.0)
+
+
+def test_the_command_line_takes_classes(tmp_path: Path) -> None:
+    args = ["simulate", "--policy", "fifo", "--seeds", "2", "--tagged", "30", "--blocks", "150"]
+    args += ["--jobs", "1", "--out", str(tmp_path), "--json"]
+    classes = ["--deadline-class", "chat=0.5:2", "--deadline-class", "batch=0.5:8"]
+    said = CliRunner().invoke(cli, [*args, *classes])
+    assert said.exit_code == 0, said.output
+    cells = [c for path in sorted(tmp_path.glob("cells/*.parquet")) for c in read_cells(path)]
+    assert len(cells) == 2 * 2
+    for cell in cells:
+        chat, batch = cell.breach_by_class
+        assert min(chat, batch) <= cell.score.breach <= max(chat, batch)
+    wrong = CliRunner().invoke(cli, [*args, *classes[:2]])
+    assert "add up to 0.5: make it 1" in str(wrong.exception)
