@@ -19,7 +19,8 @@ class RequestRecord:
     were found again instead, and ``loaded_tokens`` came back from a slower tier. ``preempted_s`` is
     the time between losing KV and being admitted again.
     ``single_stream_s`` is how long the same request takes alone on an idle, uncapped engine.
-    ``deadline_seen`` is the deadline (relative seconds) that any part of the engine could read.
+    ``deadline_s`` is the request's own deadline (relative seconds; None without one), and
+    ``deadline_seen`` that which any part of the engine could read.
     """
 
     request_id: str
@@ -44,3 +45,4 @@ class RequestRecord:
     single_stream_s: float
     deadline_seen: float | None
     loaded_tokens: int = 0
+    deadline_s: float | None = None

@@ -15,13 +15,16 @@ from contracts.errors import InvalidInput
 from contracts.files import atomic_path
 from contracts.records import RequestRecord
 from eval.outcomes import BreachScore
+from eval.service import ServiceScore
 
 _SCORE_FIELDS = tuple(field.name for field in fields(BreachScore))
+_SERVICE_FIELDS = tuple(field.name for field in fields(ServiceScore))
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One engine run: what was combined, what it scored, and what it cost."""
+    """One engine run: what was combined, what it scored, and what it cost. ``breach_by_class`` has
+    a share for each deadline class, in the order of the matrix; empty without classes."""
 
     pressure: str
     num_blocks: int
@@ -29,6 +32,7 @@ class Cell:
     signal: str
     seed: int
     score: BreachScore
+    service: ServiceScore
     preemptions_per_1000: float
     recompute_tax: float
     num_preemptions: int
@@ -37,6 +41,7 @@ class Cell:
     cache_hit_tokens: int
     signal_fallbacks: int
     breach_by_half: tuple[float, float]
+    breach_by_class: tuple[float, ...]
     num_steps: int
     end_s: float
     drained: bool
@@ -85,8 +90,8 @@ def write_cells(path: Path, cells: Sequence[Cell]) -> None:
     rows = []
     for cell in cells:
         row = asdict(cell)
-        score = row.pop("score")
-        rows.append(row | score)
+        score, service = row.pop("score"), row.pop("service")
+        rows.append(row | score | service)
     with atomic_path(path) as scratch:
         pq.write_table(pa.Table.from_pylist(rows), scratch, compression="zstd")
 
@@ -106,4 +111,6 @@ def read_cells(path: Path) -> list[Cell]:
 
 def _cell(row: dict[str, Any]) -> Cell:
     score = BreachScore(**{name: row.pop(name) for name in _SCORE_FIELDS})
-    return Cell(score=score, **row | {"breach_by_half": tuple(row["breach_by_half"])})
+    service = ServiceScore(**{name: row.pop(name) for name in _SERVICE_FIELDS})
+    lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return Cell(score=score, service=service, **row | lists)

@@ -12,7 +12,7 @@ STANDARD_LADDER = (
     "noise(0.25)", "noise(0.5)", "noise(1)", "noise(2)",
     "wander(0.5)", "wander(1)",
     "swap(0.9)", "swap(0.7)", "swap(0.5)", "swap(0.3)", "swap(0)",
-    "optimistic(1)", "pessimistic(1)", "bias(0.5)", "bias(2)",
+    "shrink(0.5)", "optimistic(1)", "pessimistic(1)", "bias(0.5)", "bias(2)",
     "buckets(10)", "buckets(5)", "buckets(2)",
     "stale(16)", "stale(64)", "refresh(32)", "missing(0.1)", "missing(0.5)", "anti",
 )  # fmt: skip

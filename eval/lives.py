@@ -20,13 +20,14 @@ from contracts.records import RequestRecord
 ENDED = ("completed", "length_capped")
 KEY = ("pressure", "policy", "signal", "seed")
 _TEXTS = ("request_id", "state", "end_reason")
-_TIMES = ("arrival_s", "end_s", "censor_s", "single_stream_s", "deadline_seen")
+_TIMES = ("arrival_s", "end_s", "censor_s", "single_stream_s", "deadline_s", "deadline_seen")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
     """The accepted tagged requests of one engine run, one entry each; times in seconds, NaN where
-    a thing never happened (``end_s``) or was never read (``deadline_seen``)."""
+    a thing never happened (``end_s``), was never promised (``deadline_s``, the request's own) or
+    never read (``deadline_seen``)."""
 
     request_id: npt.NDArray[np.str_]
     state: npt.NDArray[np.str_]
@@ -35,6 +36,7 @@ class Lives:
     end_s: FloatArray
     censor_s: FloatArray
     single_stream_s: FloatArray
+    deadline_s: FloatArray
     deadline_seen: FloatArray
 
     def __len__(self) -> int:

@@ -23,6 +23,7 @@ from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_r
 from eval.cells import Cell, read_cells, write_task
 from eval.named_policies import find_policy
 from eval.outcomes import score_breach
+from eval.service import score_service
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
 from oracles.empirical import SAMPLED_LABEL
@@ -40,6 +41,7 @@ from serving_sim.profile import (
 )
 from serving_sim.surface import SurfaceProfile
 from traces.arrivals import build_workload, trace_rate_per_s, workload_from_trace
+from traces.deadlines import DeadlineClass, check_classes, with_deadline_classes
 from traces.runlog import read_runs
 from traces.workload import Workload
 
@@ -64,7 +66,8 @@ class MatrixConfig:
     ``strict_profile``, a step beyond the range that the profile was measured in is an error.
     ``faults`` strike all cells of a seed alike; an offload tier is a setting of ``engine``. Tagged
     requests are watched for ``observe_s`` (by default ``deadline_s``): records can be rescored up
-    to there.
+    to there. With ``deadline_classes`` every request has the deadline of its class, is scored at
+    that, and ``deadline_s`` is not used.
     """
 
     runs: Path
@@ -86,6 +89,7 @@ class MatrixConfig:
     simulator: str = "jump"
     strict_profile: bool = False
     faults: FaultSource | None = None
+    deadline_classes: tuple[DeadlineClass, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_seeds < 1:
@@ -94,10 +98,11 @@ class MatrixConfig:
             raise unknown_name("simulator", self.simulator, tuple(ENGINES))
         if not self.policies or not self.signals or not self.pressures:
             raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
-        if self.watched_s < self.deadline_s:
+        check_classes(self.deadline_classes)
+        if self.watched_s < self.longest_deadline_s:
             raise InvalidInput(
-                f"observe_s is {self.observe_s} s, below the deadline of {self.deadline_s} s: a "
-                "request must be watched at least that long"
+                f"observe_s is {self.observe_s} s, below the deadline of {self.longest_deadline_s} "
+                "s: a request must be watched at least that long"
             )
         if self.engine.scheduling == "priority":
             raise InvalidInput(
@@ -141,7 +146,12 @@ class MatrixConfig:
     @property
     def watched_s(self) -> float:
         """How long a tagged request is watched after its arrival, at least."""
-        return self.deadline_s if self.observe_s is None else self.observe_s
+        return self.longest_deadline_s if self.observe_s is None else self.observe_s
+
+    @property
+    def longest_deadline_s(self) -> float:
+        """The deadline, or the longest of the classes."""
+        return max((c.deadline_s for c in self.deadline_classes), default=self.deadline_s)
 
     @property
     def num_filler(self) -> int:
@@ -185,6 +195,7 @@ def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> 
             deadline_s=config.deadline_s,
             name=f"{config.trace.stem}-seed-{seed}",
         )
+        workload = with_deadline_classes(workload, config.deadline_classes, seed)
         return SeedInputs(workload, (), {NO_SIGNAL: None}, _faults(config, workload, seed))
     truth, others = split_truth(runs, seed)
     workload = build_workload(
@@ -198,6 +209,7 @@ def prepare_seed(config: MatrixConfig, runs: Sequence[DecodeRun], seed: int) -> 
         deadline_s=config.deadline_s,
         name=f"{config.runs.stem}-seed-{seed}",
     )
+    workload = with_deadline_classes(workload, config.deadline_classes, seed)
     assert workload.run_ids is not None
     by_id = {run.run_id: signal_request(run) for run in truth}
     requests = tuple(by_id[run_id] for run_id in workload.run_ids)
@@ -253,6 +265,7 @@ def run_cell(
         faults=inputs.faults,
     )
     tagged = [record for record in result.records if record.cohort == "tagged"]
+    deadline_s = None if config.deadline_classes else config.deadline_s
     preemptions = sum(record.num_preemptions for record in tagged)
     cell = Cell(
         pressure=pressure.name,
@@ -260,7 +273,9 @@ def run_cell(
         policy=policy_name,
         signal=_labelled(signal_name, inputs.grids[signal_name]),
         seed=seed,
-        score=score_breach(result.records, config.deadline_s),
+        score=score_breach(tagged, deadline_s),
+        service=score_service(tagged, deadline_s, config.watched_s),
+        breach_by_class=_breach_by_class(tagged, config.deadline_classes),
         preemptions_per_1000=1000 * preemptions / len(tagged),
         recompute_tax=result.recomputed_tokens / max(1, result.computed_tokens),
         num_preemptions=result.num_preemptions,
@@ -268,7 +283,7 @@ def run_cell(
         recomputed_tokens=result.recomputed_tokens,
         cache_hit_tokens=result.cache_hit_tokens,
         signal_fallbacks=result.signal_fallbacks,
-        breach_by_half=_breach_by_half(tagged, config.deadline_s),
+        breach_by_half=_breach_by_half(tagged, deadline_s),
         num_steps=result.num_steps,
         end_s=result.end_s,
         drained=result.drained,
@@ -281,7 +296,21 @@ def _labelled(name: str, grid: RemainingGrid | None) -> str:
     return name + SAMPLED_LABEL if grid is not None and SAMPLED_LABEL in grid.name else name
 
 
-def _breach_by_half(tagged: Sequence[RequestRecord], deadline_s: float) -> tuple[float, float]:
+def _breach_by_class(
+    tagged: Sequence[RequestRecord], classes: Sequence[DeadlineClass]
+) -> tuple[float, ...]:
+    """Breach of each class at its own deadline, in the order of ``classes``; NaN for a class of
+    which nobody was accepted."""
+    out = []
+    for one in classes:
+        mine = [r for r in tagged if r.deadline_s == one.deadline_s and r.state != "rejected"]
+        out.append(score_breach(mine, None).breach if mine else float("nan"))
+    return tuple(out)
+
+
+def _breach_by_half(
+    tagged: Sequence[RequestRecord], deadline_s: float | None
+) -> tuple[float, float]:
     """Breach of the earlier and of the later half of the cohort, by arrival: where the second is
     much larger, the queue grows, and the breach depends on how long one watches."""
     middle = len(tagged) // 2

@@ -19,11 +19,13 @@ Outcome = Literal["met", "late", "failed", "unfinished", "withdrawn", "undetermi
 _ENDED = ("completed", "length_capped")
 
 
-def outcome(record: RequestRecord, deadline_s: float) -> Outcome:
-    """Return what became of an accepted request at ``deadline_s`` after its arrival.
+def outcome(record: RequestRecord, deadline_s: float | None) -> Outcome:
+    """Return what became of an accepted request at ``deadline_s`` after its arrival, or at its own
+    deadline when that is None.
 
     Both sides of the comparison are rounded to 1 µs and ties are met. A request still running
-    when observation stopped before its deadline is undetermined.
+    when observation stopped before its deadline is undetermined. Raises InvalidInput for a rejected
+    request, or one without a deadline of its own where that is asked for.
     """
     if record.state == "rejected":
         raise InvalidInput(f"request {record.request_id!r} was rejected: it has no outcome")
@@ -31,11 +33,23 @@ def outcome(record: RequestRecord, deadline_s: float) -> Outcome:
         return "withdrawn"
     if record.state == "failed":
         return "failed"
+    if deadline_s is None:
+        deadline_s = own_deadline_s(record)
     if record.state in _ENDED:
         assert record.end_s is not None
         return "met" if _within(record.end_s - record.arrival_s, deadline_s) else "late"
     watched_s = record.censor_s - record.arrival_s
     return "undetermined" if watched_s < deadline_s else "unfinished"
+
+
+def own_deadline_s(record: RequestRecord) -> float:
+    """Return a request's own deadline, seconds after its arrival."""
+    if record.deadline_s is None:
+        raise InvalidInput(
+            f"request {record.request_id!r} has no deadline of its own: give one for all, or a "
+            "deadline to each request of the workload"
+        )
+    return record.deadline_s
 
 
 def _within(latency_s: float, deadline_s: float) -> bool:
@@ -82,9 +96,10 @@ class BreachScore:
             )
 
 
-def score_breach(records: Iterable[RequestRecord], deadline_s: float) -> BreachScore:
-    """Score the tagged cohort of one engine run at one deadline (seconds after arrival)."""
-    if not deadline_s > 0:
+def score_breach(records: Iterable[RequestRecord], deadline_s: float | None) -> BreachScore:
+    """Score the tagged cohort of one engine run at one deadline (seconds after arrival), or each
+    request at its own when that is None."""
+    if deadline_s is not None and not deadline_s > 0:
         raise InvalidInput(f"deadline is {deadline_s} s: it must be above 0")
     cohort = [record for record in records if record.cohort == "tagged"]
     accepted = [record for record in cohort if record.state != "rejected"]
@@ -114,13 +129,17 @@ def score_breach(records: Iterable[RequestRecord], deadline_s: float) -> BreachS
     )
 
 
-def _floor(accepted: Sequence[RequestRecord], deadline_s: float) -> float:
-    """Share that would breach even alone on an idle engine."""
-    hopeless = sum(not _within(record.single_stream_s, deadline_s) for record in accepted)
-    return hopeless / len(accepted)
+def is_hopeless(record: RequestRecord, deadline_s: float | None) -> bool:
+    """Say whether a request would be late even alone on an idle engine."""
+    due_s = own_deadline_s(record) if deadline_s is None else deadline_s
+    return not _within(record.single_stream_s, due_s)
 
 
-def _completed_only(accepted: Sequence[RequestRecord], deadline_s: float) -> float:
+def _floor(accepted: Sequence[RequestRecord], deadline_s: float | None) -> float:
+    return sum(is_hopeless(record, deadline_s) for record in accepted) / len(accepted)
+
+
+def _completed_only(accepted: Sequence[RequestRecord], deadline_s: float | None) -> float:
     """What a score over completed requests says: NaN when none completed."""
     ended = [record for record in accepted if record.state in _ENDED]
     if not ended:

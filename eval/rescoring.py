@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray
@@ -64,9 +65,7 @@ def rescore_lives(lives: Lives, deadlines_s: Sequence[float] | FloatArray) -> Br
     """
     deadlines = _checked(deadlines_s)
     _check_legal(lives, deadlines)
-    judged = lives.state != "withdrawn"
-    if not judged.any():
-        raise InvalidInput("no accepted tagged request is left to judge: all were withdrawn")
+    judged = _judged(lives)
     latency_s = np.where(lives.has_ended, lives.end_s - lives.arrival_s, np.inf)
     latency_us = np.sort(_microseconds(latency_s[judged]))  # inf: a breach at any deadline
     alone_us = np.sort(_microseconds(lives.single_stream_s))
@@ -74,6 +73,39 @@ def rescore_lives(lives: Lives, deadlines_s: Sequence[float] | FloatArray) -> Br
     met = np.searchsorted(latency_us, at_us, side="right")
     feasible = np.searchsorted(alone_us, at_us, side="right")
     return BreachCurve(deadlines, 1.0 - met / judged.sum(), 1.0 - feasible / len(lives))
+
+
+def rescore_own(lives: Lives, multiples: Sequence[float] | FloatArray) -> BreachCurve:
+    """Return breach and floor at multiples of each request's own deadline; ``deadlines_s`` of the
+    curve are the multiples.
+
+    Raises InvalidInput as :func:`rescore_lives` does, and where a request has no deadline.
+    """
+    factors = _checked(multiples)
+    for at in np.flatnonzero(np.isnan(lives.deadline_s))[:1]:
+        raise InvalidInput(
+            f"request {str(lives.request_id[at])!r} has no deadline of its own: rescore at "
+            "deadlines in seconds"
+        )
+    if not np.isnan(lives.deadline_seen).all() and factors.tolist() != [1.0]:
+        raise InvalidInput(
+            "in the run of these records a policy read the deadlines: they can be scored at those "
+            "only; run again for others"
+        )
+    _check_watched(lives, factors.max() * lives.deadline_s)
+    judged = _judged(lives)
+    latency_s = np.where(lives.has_ended, lives.end_s - lives.arrival_s, np.inf)
+    due_us = _microseconds(lives.deadline_s[:, None] * factors)
+    late = _microseconds(latency_s)[:, None] > due_us
+    hopeless = _microseconds(lives.single_stream_s)[:, None] > due_us
+    return BreachCurve(factors, late[judged].mean(axis=0), hopeless.mean(axis=0))
+
+
+def _judged(lives: Lives) -> npt.NDArray[np.bool_]:
+    judged = np.asarray(lives.state != "withdrawn")
+    if not judged.any():
+        raise InvalidInput("no accepted tagged request is left to judge: all were withdrawn")
+    return judged
 
 
 def difference_curve(
@@ -157,19 +189,24 @@ def _check_legal(lives: Lives, deadlines: FloatArray) -> None:
                 f"in the run of these records a policy read the deadline of {seen_s:g} s: they can "
                 "be scored at that deadline only; run again for each other one"
             )
+    _check_watched(lives, np.full(len(lives), largest))
+
+
+def _check_watched(lives: Lives, due_s: FloatArray) -> None:
+    """Raise InvalidInput unless what became of everybody by its ``due_s`` (n,) is known."""
     watched_s = lives.censor_s - lives.arrival_s
-    for at in np.flatnonzero((lives.state == "unfinished") & (watched_s < largest))[:1]:
+    for at in np.flatnonzero((lives.state == "unfinished") & (watched_s < due_s))[:1]:
         raise InvalidInput(
             f"request {str(lives.request_id[at])!r} was watched for {watched_s[at]:.1f} s, less "
-            f"than the largest deadline of {largest:.1f} s: ask for deadlines up to "
+            f"than the largest deadline of {due_s[at]:.1f} s: ask for deadlines up to "
             f"{watched_s[at]:.1f} s, or run again with a longer drain"
         )
     waited_s = lives.end_s - lives.arrival_s
     impatient = (lives.state == "failed") & (lives.end_reason == "patience")
-    for at in np.flatnonzero(impatient & (waited_s < largest))[:1]:
+    for at in np.flatnonzero(impatient & (waited_s < due_s))[:1]:
         raise InvalidInput(
             f"request {str(lives.request_id[at])!r} ran out of patience after "
-            f"{waited_s[at]:.1f} s, below the largest deadline of {largest:.1f} s: nobody knows "
+            f"{waited_s[at]:.1f} s, below the largest deadline of {due_s[at]:.1f} s: nobody knows "
             "when it would have ended; ask for deadlines up to the patience"
         )
 

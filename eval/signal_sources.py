@@ -20,6 +20,7 @@ from contracts.signals import (
     SignalRequest,
     signal_request,
 )
+from eval.surrogates import SURROGATES
 from oracles.degrade import degrade, label, parse_degradations
 from oracles.empirical import Clairvoyant, EmpiricalOracle
 from oracles.store import is_oracle_folder, load_oracle
@@ -35,10 +36,10 @@ class SignalSource:
     """A named signal of a matrix.
 
     ``oracle`` (of all other repeats), ``oracle-4`` (of four of them) and ``clairvoyant`` are built
-    for each truth set; ``none`` runs a policy without a signal; anything else is a folder: a
-    checkpoint, the ``fold-*`` checkpoints of a cross-fit, or an oracle that ``oracle build``
-    wrote. Those four names are reserved. A name may go on with degradations, as in
-    ``clairvoyant | noise(0.5)`` (:mod:`oracles.degrade`).
+    for each truth set, and so is a surrogate (eval.surrogates); ``none`` runs a policy without a
+    signal; anything else is a folder: a checkpoint, the ``fold-*`` checkpoints of a cross-fit, or
+    an oracle that ``oracle build`` wrote. Those names are reserved. A name may go on with
+    degradations, as in ``clairvoyant | noise(0.5)`` (:mod:`oracles.degrade`).
     """
 
     name: str
@@ -68,7 +69,8 @@ class SignalSource:
         path = Path(folder)
         if not path.is_dir():
             raise InvalidInput(
-                f"signal {base!r} is neither none, oracle, oracle-K, clairvoyant nor a folder: "
+                f"signal {base!r} is neither none, oracle, oracle-K, clairvoyant, "
+                f"{', '.join(SURROGATES)} nor a folder: "
                 "train one with 'preemptbench train' and give its folder"
             )
         return SignalSource((name or path.name) + done, path)
@@ -79,6 +81,8 @@ class SignalSource:
         """Return the signal for a workload whose lengths are ``truth``; ``others`` are the runs
         an oracle may use, ``seed`` keys the noise of degradations."""
         base, steps = parse_degradations(self.name)
+        if base in SURROGATES:
+            base, steps = "clairvoyant", (*SURROGATES[base].steps, *steps)
         signal = self._base(base, truth, others)
         if signal is None or not steps:
             return signal
@@ -104,7 +108,7 @@ class SignalSource:
 
 
 def _is_reserved(name: str) -> bool:
-    return name in (NO_SIGNAL, "clairvoyant") or _ORACLE.fullmatch(name) is not None
+    return name in (NO_SIGNAL, "clairvoyant", *SURROGATES) or _ORACLE.fullmatch(name) is not None
 
 
 def split_truth(runs: Iterable[DecodeRun], seed: int) -> tuple[list[DecodeRun], list[DecodeRun]]:

@@ -20,6 +20,7 @@ from eval.matrix import task_path
 from eval.study import Pilot, Source, SourceResult, StudyConfig, StudyResult, matrix_of
 from eval.task_key import code_sha256, path_sha256
 from serving_sim.config import EngineConfig, OffloadSettings, SglangSettings
+from traces.deadlines import DeadlineClass
 
 FORMAT = "preemptbench-study/1"
 FILE = "study.json"
@@ -153,6 +154,9 @@ def _config(stored: dict[str, Any]) -> StudyConfig:
     if unknown := sorted(set(stored) - known):
         raise TypeError(f"unknown setting {', '.join(unknown)}")
     values = _with_tuples(stored)
+    values["deadline_classes"] = tuple(
+        DeadlineClass(**row) for row in values.get("deadline_classes", ())
+    )
     engine = dict(values.pop("engine"))
     for name, kind in (("sglang", SglangSettings), ("offload", OffloadSettings)):
         if name in engine:

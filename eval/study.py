@@ -36,6 +36,7 @@ from eval.signal_sources import NO_SIGNAL, SignalSource
 from eval.verdicts import default_margin
 from serving_sim.config import EngineConfig
 from serving_sim.profile import single_stream_s
+from traces.deadlines import DeadlineClass
 
 BASELINE = "lifo"
 FIRST_PILOT_SEED = 1_000_000
@@ -69,7 +70,8 @@ class StudyConfig:
     ``boundary`` (1 is there, 0.8 has a quarter more KV). ``concurrency`` is how many requests would
     run on average if each ran alone; it sets the rate. Requests are watched for ``observe_s``, so
     that records can be rescored up to there. ``margin_pp`` is the equivalence margin; by
-    default min(1, a tenth of LIFO's breach in the regime on pilot seeds).
+    default min(1, a tenth of LIFO's breach in the regime on pilot seeds). With ``deadline_classes``
+    each request is due at the deadline of its class, and ``deadline_s`` is not used.
     """
 
     name: str
@@ -87,6 +89,7 @@ class StudyConfig:
     arrival_cv: float = 1.0
     grid_stride: int = 64
     margin_pp: float | None = None
+    deadline_classes: tuple[DeadlineClass, ...] = ()
     profile: str = "rtx4090-llama-3.1-8b"
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(num_blocks=2))
 
@@ -107,6 +110,14 @@ class StudyConfig:
             raise InvalidInput(f"pressures are {self.pressures}: give numbers above 0")
         if not 0 < self.boundary < 1:
             raise InvalidInput(f"boundary is {self.boundary}: it must be a share in (0, 1)")
+
+
+def deadline_text(config: StudyConfig) -> str:
+    """Return the deadline in words: one for all, or each class with its own."""
+    classes = config.deadline_classes
+    if not classes:
+        return f"{config.deadline_s:g} s"
+    return ", ".join(f"{c.deadline_s:g} s for {c.share:.0%} ({c.name})" for c in classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +290,11 @@ def _base_matrix(
         num_warmup=config.num_warmup,
         num_tagged=config.num_tagged,
         deadline_s=config.deadline_s,
-        observe_s=max(config.observe_s, config.deadline_s),
+        observe_s=max(
+            config.observe_s, config.deadline_s, *(c.deadline_s for c in config.deadline_classes)
+        ),
         grid_stride=config.grid_stride,
+        deadline_classes=config.deadline_classes,
     )
 
 

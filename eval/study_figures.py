@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from eval.figures import COLOURS, GREY, new_figure, quiet, to_svg
 from eval.intervals import Interval
 from eval.signal_sources import NO_SIGNAL
 from eval.study import SourceResult
+from eval.study_quality import QualityRow
 from eval.study_rescoring import LIFO, RuleCurve
 from eval.study_summary import PARTS, Comparison, GridRow, Rule, label
+from eval.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,6 +124,57 @@ def ladder_points(rungs: Mapping[str, Sequence[GridRow]]) -> str:
     ax.set_ylabel("breach minus LIFO, pp", fontsize=8)
     _legend(ax)
     quiet(ax)
+    return to_svg(figure)
+
+
+def quality_points(rows: Sequence[QualityRow]) -> str:
+    """Difference to LIFO against a signal's quality on running sets: a row for each part, a point
+    for each signal and source."""
+    parts = [part for part in PARTS if any(row.part == part for row in rows)]
+    signals = list(dict.fromkeys(row.quality.signal for row in rows))
+    figure = new_figure(9.0, 0.9 + 2.7 * len(parts))
+    grid = figure.subplots(len(parts), 2, squeeze=False, sharey="row")
+    for axes, part in zip(grid, parts, strict=True):
+        for ax, metric in zip(axes, ("concordance", "log_mae"), strict=True):
+            ax.axhline(0, color="black", lw=0.8)
+            for at, name in enumerate(signals):
+                mine = [r for r in rows if (r.part, r.quality.signal) == (part, name)]
+                x = [getattr(row.quality, metric) for row in mine]
+                style = {"color": COLOURS[at % MAX_LINES], "marker": _MARKERS[at % len(_MARKERS)]}
+                y = [row.difference_pp for row in mine]
+                ax.plot(x, y, ls="", ms=5, alpha=0.85, label=name, **style)
+            quiet(ax)
+        axes[0].set_ylabel(f"{part}:\nbreach minus LIFO, pp", fontsize=8)
+        axes[0].axvline(0.5, color=GREY, lw=0.8, ls="--")
+    grid[-1][0].set_xlabel("concordance in running sets (dashed: chance)")
+    grid[-1][1].set_xlabel("log-MAE in running sets")
+    handles, names = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper left", ncols=6, fontsize=7, frameon=False)
+    return to_svg(figure)
+
+
+def payers_bars(table: Table) -> str:
+    """Breach, the score over completed requests, the longest tenth and the floor of every rule, a
+    panel for each part; ``table`` is study_service.payers_table."""
+    keys = [column.key for column in table.columns]
+    rows: list[dict[str, Any]] = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    parts = [part for part in PARTS if any(row["part"] == part for row in rows)]
+    labels = list(dict.fromkeys(row["rule"] for row in rows))
+    figure = new_figure(11.0, 1.1 + 0.24 * len(labels))
+    axes = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
+    for ax, part in zip(axes, parts, strict=True):
+        for row in (row for row in rows if row["part"] == part):
+            y = len(labels) - 1 - labels.index(row["rule"])
+            ends = [100 * row["completed_only"], 100 * row["breach"]]
+            ax.plot(ends, [y, y], color=COLOURS[0], lw=1.4, alpha=0.6)
+            ax.plot(ends[0], y, "o", ms=5, mfc="white", color=COLOURS[0])
+            ax.plot(ends[1], y, "o", ms=5, color=COLOURS[0])
+            ax.plot(100 * row["top_decile_breach"], y, "x", ms=5, color=COLOURS[1])
+            ax.plot(100 * row["floor"], y, "|", ms=9, color="black")
+        ax.set_title(part, fontsize=10)
+        ax.set_xlabel("breach, % of accepted requests")
+        quiet(ax)
+    axes[0].set_yticks(range(len(labels)), labels[::-1])
     return to_svg(figure)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from eval.intervals import Interval
 from eval.stored import StoredStudy
+from eval.study_quality import QualityRow, measure_qualities, quality_rows
 from eval.study_rescoring import (
     LIFO,
     RuleCurve,
@@ -48,6 +49,8 @@ class StudyNumbers:
     curves: StudyCurves
     part_curves: Mapping[str, list[RuleCurve]]
     reversing_cells: list[RuleCurve]
+    qualities: list[QualityRow]
+    not_measured: tuple[str, ...]
 
 
 def study_numbers(
@@ -58,16 +61,20 @@ def study_numbers(
     curves = rescore_study(
         stored, legal_deadlines(stored), lambda done, total: on_step("records", done, total)
     )
+    found = measure_qualities(stored, lambda done, total: on_step("signals", done, total))
     on_step("statistics", 0, 1)
+    comparisons = compare_cells(study)
     numbers = StudyNumbers(
         stored=stored,
-        comparisons=compare_cells(study),
+        comparisons=comparisons,
         grid={part: grid_rows(study, part) for part in PARTS},
         contrasts={part: planned_contrast(study, part) for part in PARTS},
         doses={part: dose_response(study, part) for part in PARTS},
         curves=curves,
         part_curves={part: part_curves(curves, part) for part in PARTS},
         reversing_cells=[curve for curve in cell_curves(curves) if curve.reversals],
+        qualities=quality_rows(found, comparisons, RULE_OF_SIGNALS),
+        not_measured=found.missing,
     )
     on_step("statistics", 1, 1)
     return numbers

@@ -6,6 +6,7 @@ Everything comes from what is stored; only the two timelines run an engine, once
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +15,8 @@ from contracts.files import atomic_write_text
 from eval.matrix import Pressure
 from eval.one_cell import OneCell, run_one_cell
 from eval.report import Section, contents, figure, paragraph, write_report
-from eval.signal_sources import NO_SIGNAL
 from eval.stored import StoredStudy, load_study, store_study
-from eval.study import BASELINE, StudyResult
+from eval.study import StudyResult
 from eval.study_figures import (
     by_pressure,
     deadline_curves,
@@ -24,8 +24,11 @@ from eval.study_figures import (
     grid_forest,
     highlights,
     ladder_points,
+    payers_bars,
     pilot_lines,
+    quality_points,
 )
+from eval.study_manifest import bullets, facts, manifest, not_covered
 from eval.study_numbers import (
     StudyNumbers,
     ladder,
@@ -33,25 +36,27 @@ from eval.study_numbers import (
     study_numbers,
     three_sentences,
 )
+from eval.study_quality import rank_correlation
 from eval.study_rescoring import LIFO
+from eval.study_service import class_table, cost_table, latency_table, payers_table
 from eval.study_summary import PARTS, Comparison, label
 from eval.study_tables import (
     all_tables,
     breach_table,
     cluster_table,
     contrast_table,
-    cost_table,
     dose_table,
     grid_table,
     ladder_table,
     overview_table,
     pilot_table,
+    quality_table,
     rescoring_table,
     reversal_table,
 )
+from eval.surrogates import surrogate_notes
 from eval.tables import Table, html_table, markdown_table, write_tables
 from eval.timeline_figure import write_timeline_figure
-from serving_sim.profile import load_profile
 from serving_sim.timeline import StepSeries
 
 TITLE = "What signal does preemption need?"
@@ -84,11 +89,14 @@ def render_study(stored: StoredStudy, on_step: OnStep = lambda *_: None) -> Path
         _regime(numbers),
         _doses(numbers),
         _signals(numbers),
+        _quality(numbers),
         _rescoring(numbers),
+        _payers(numbers),
+        _latency(numbers),
         _cost(numbers),
         Section("Timelines of one contrasting cell", _timelines(numbers, on_step)),
-        Section("What is not covered", _list(_not_covered(numbers))),
-        _manifest(numbers),
+        Section("What is not covered", bullets(not_covered(numbers))),
+        manifest(numbers),
     ]
     links = Section("Contents", contents(sections))
     page = stored.out_dir / PAGE
@@ -171,7 +179,40 @@ def _signals(numbers: StudyNumbers) -> Section:
         "One rule, longest-remaining, under each signal: below 0 it breaches less than LIFO, which "
         "needs no signal. The step from age-km to clairvoyant is all that knowing lengths can add."
     )
-    return Section(title, figure(ladder_points(rungs), caption) + html_table(ladder_table(numbers)))
+    notes = surrogate_notes(numbers.stored.study.config.signals)
+    body = figure(ladder_points(rungs), caption) + "".join(map(paragraph, notes))
+    return Section(title, body + html_table(ladder_table(numbers)))
+
+
+def _quality(numbers: StudyNumbers) -> Section:
+    parts = []
+    if numbers.qualities:
+        caption = (
+            "One point for each signal and source: how good the signal was when somebody had to "
+            "go, and what the rule that reads it did to breach. If quality were all that "
+            "preemption needs, points would fall from left to right under concordance, and rise "
+            "under log-MAE."
+        )
+        parts.append(figure(quality_points(numbers.qualities), caption))
+        parts += [paragraph(text) for text in _rank_sentences(numbers)]
+        parts.append(html_table(quality_table(numbers)))
+    else:
+        parts.append(paragraph("No rule that reads a signal ran in a comparable cell."))
+    parts += [paragraph(f"Not measured: {text}.") for text in numbers.not_measured]
+    return Section("Signal quality against breach", "".join(parts))
+
+
+def _rank_sentences(numbers: StudyNumbers) -> list[str]:
+    out = []
+    for part in PARTS:
+        rows = [row for row in numbers.qualities if row.part == part]
+        rank = rank_correlation(rows)
+        if not math.isnan(rank):
+            out.append(
+                f"{part}: Spearman's rank correlation of concordance and difference over "
+                f"{len(rows)} points is {rank:+.2f} (descriptive: points of a source share seeds)."
+            )
+    return out
 
 
 def _rescoring(numbers: StudyNumbers) -> Section:
@@ -186,6 +227,12 @@ def _rescoring(numbers: StudyNumbers) -> Section:
         deadlines_s = numbers.curves.deadlines_s
         drawn = deadline_curves(numbers.part_curves, highlights(rows), deadlines_s)
         parts.append(figure(drawn, caption))
+    if numbers.stored.study.config.deadline_classes:
+        text = (
+            "This study has deadline classes. Here all requests are given one deadline instead; "
+            "'preemptbench rescore OUT --multiples 0.5:2:0.25' moves everybody's own."
+        )
+        parts.append(paragraph(text))
     reversed_ = reversal_table(numbers)
     parts.append(html_table(rescoring_table(numbers)))
     parts.append(
@@ -196,6 +243,22 @@ def _rescoring(numbers: StudyNumbers) -> Section:
         text = f"Not rescored: {label(rule)} in {len(mine)} cells: {mine[0].reason}."
         parts.append(paragraph(text))
     return Section("Other deadlines", "".join(parts))
+
+
+def _payers(numbers: StudyNumbers) -> Section:
+    table = payers_table(numbers)
+    caption = (
+        "Filled: breach. Hollow: the score over completed requests only; the bar between is what "
+        "survivorship hides. Cross: breach of the tenth that takes longest alone. Tick: the floor."
+    )
+    parts = [figure(payers_bars(table), caption), html_table(table)]
+    if numbers.stored.study.config.deadline_classes:
+        parts.append(html_table(class_table(numbers)))
+    return Section("Floors, survivors and the longest tenth", "".join(parts))
+
+
+def _latency(numbers: StudyNumbers) -> Section:
+    return Section("Latency and goodput", html_table(latency_table(numbers)))
 
 
 def _cost(numbers: StudyNumbers) -> Section:
@@ -249,70 +312,15 @@ def _timeline(
     return text[text.index("<svg") :], cell.title
 
 
-def _not_covered(numbers: StudyNumbers) -> list[str]:
-    config = numbers.stored.study.config
-    kinds = {source.source.kind for source in numbers.stored.study.sources}
-    origin = {
-        "parametric": "Some lengths are drawn from fitted laws (parametric): they carry what was "
-        "fitted, not more, and no text, so no text predictor is scored on them.",
-        "sampled": "Some run logs were sampled, not decoded at temperature zero: their oracle is "
-        "one of sampled runs, and says nothing about temperature zero.",
-    }
-    return [
-        overload_sentence(numbers),
-        *(text for kind, text in origin.items() if kind in kinds),
-        f"One engine with the step times of {load_profile(config.profile).name}: no router, no "
-        "replicas, no disaggregated prefill, no speculative decoding.",
-        "Open loop: arrivals do not react to the service, and nobody gives up waiting.",
-        f"One load of about {config.concurrency:g} requests at once and one shape of arrivals; "
-        "pressure is set by the KV pool alone.",
-        "Verdicts hold at one deadline; the section on other deadlines shows which would move.",
-        "An interval for new sources treats sources as a sample; families share training data and "
-        "habits, so it may still be too narrow.",
-        "Rules of this study are not all rules: a hindsight search over victims is another study.",
-    ]
-
-
-def _manifest(numbers: StudyNumbers) -> Section:
-    lines = [f"{name}: {value}" for name, value in _facts(numbers).items()]
-    inputs = [f"{digest[:16]}  {name}" for name, digest in numbers.stored.inputs.items()]
-    body = f"<pre>{html.escape(numbers.stored.command)}</pre>{_list(lines)}"
-    hashes = html.escape("\n".join(inputs))
-    body += f"<details><summary>Inputs and their sha256</summary><pre>{hashes}</pre></details>"
-    return Section("Command and manifest", body)
-
-
-def _facts(numbers: StudyNumbers) -> dict[str, str]:
-    stored, config = numbers.stored, numbers.stored.study.config
-    profile = load_profile(config.profile)
-    return {
-        "study": config.name,
-        "seeds": f"0 to {config.num_seeds - 1} judged; {config.num_pilots} pilot seeds apart",
-        "deadline": f"{config.deadline_s:g} s, watched for {config.observe_s:g} s",
-        "equivalence margin": f"{stored.study.margin_pp:g} pp, set before any comparison",
-        "cohort": f"{config.num_tagged} scored requests a run after {config.num_warmup} warm-up",
-        "policies": ", ".join(config.policies),
-        "signals": ", ".join((NO_SIGNAL, *config.signals)),
-        "baseline": BASELINE,
-        "step times": f"{profile.name} ({profile.source})",
-        "semantics (sha256 of the code)": stored.semantics[:16],
-        "versions": ", ".join(f"{name} {value}" for name, value in stored.versions.items()),
-    }
-
-
-def _list(lines: list[str]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
-
-
 def _markdown(numbers: StudyNumbers, tables: list[Table]) -> str:
     """Return verdict, short tables and manifest; the long tables are named, not repeated."""
     parts = [f"# {_title(numbers)}", *three_sentences(numbers)]
     for table in tables:
-        if table.name in ("breach", "curves"):
+        if table.name in ("breach", "curves", "service"):
             parts.append(f"The table of {len(table.rows)} rows is in tables/{table.name}.csv.")
         elif table.rows:
             parts.append(f"## {table.name.capitalize()}\n\n{markdown_table(table)}")
-    parts.append("## What is not covered\n\n" + "\n".join(f"- {t}" for t in _not_covered(numbers)))
-    facts = "\n".join(f"- {name}: {value}" for name, value in _facts(numbers).items())
-    parts.append(f"## Command and manifest\n\n    {numbers.stored.command}\n\n{facts}")
+    parts.append("## What is not covered\n\n" + "\n".join(f"- {t}" for t in not_covered(numbers)))
+    lines = "\n".join(f"- {name}: {value}" for name, value in facts(numbers).items())
+    parts.append(f"## Command and manifest\n\n    {numbers.stored.command}\n\n{lines}")
     return "\n\n".join(parts) + "\n"

@@ -18,6 +18,7 @@ from eval.rescoring import (
     Reversal,
     difference_curve,
     rescore_lives,
+    rescore_own,
     reversals,
 )
 from eval.signal_sources import NO_SIGNAL
@@ -72,27 +73,39 @@ def legal_deadlines(stored: StoredStudy) -> tuple[float, ...]:
 
 
 def _watched_s(stored: StoredStudy) -> float:
-    return max(stored.study.config.observe_s, stored.study.config.deadline_s)
+    return max(stored.study.config.observe_s, _longest_own_s(stored))
+
+
+def _longest_own_s(stored: StoredStudy) -> float:
+    config = stored.study.config
+    return max((c.deadline_s for c in config.deadline_classes), default=config.deadline_s)
 
 
 def rescore_study(
     stored: StoredStudy,
     deadlines_s: Sequence[float],
     on_file: Callable[[int, int], None] = lambda *_: None,
+    *,
+    of_own: bool = False,
 ) -> StudyCurves:
     """Score every stored engine run at every deadline; ``on_file`` hears files done and to do.
+
+    With ``of_own`` the deadlines are multiples of each request's own, as classes gave them.
 
     Where rescoring a rule is not legal in some seed, the rule has no curve in that cell but a
     refusal. Raises InvalidInput for a deadline beyond the time that requests were watched (which
     rules could answer would depend on how they did), and when nothing may be rescored.
     """
     deadlines = np.asarray(deadlines_s, dtype=np.float64)
-    watched_s = _watched_s(stored)
+    watched_s = _watched_s(stored) / (_longest_own_s(stored) if of_own else 1.0)
+    unit = "times its own" if of_own else "s"
     if deadlines.size and deadlines.max() > watched_s:
         raise InvalidInput(
-            f"a deadline of {deadlines.max():g} s was asked for, but this study watched requests "
-            f"for {watched_s:g} s: ask for deadlines up to that, or run it with a longer observe_s"
+            f"a deadline of {deadlines.max():g} {unit} was asked for, but this study watched "
+            f"requests for {watched_s:g} {unit}: ask for deadlines up to that, or run it with a "
+            "longer observe_s"
         )
+    score = rescore_own if of_own else rescore_lives
     files = [(s, path) for s in stored.study.sources for path in stored.records_of(s)]
     curves: dict[CellKey, dict[Rule, list[BreachCurve]]] = defaultdict(lambda: defaultdict(list))
     refused: dict[tuple[CellKey, Rule], str] = {}
@@ -103,7 +116,7 @@ def rescore_study(
             if (cell, rule) in refused:
                 continue
             try:
-                curves[cell][rule].append(rescore_lives(lives, deadlines))
+                curves[cell][rule].append(score(lives, deadlines))
             except InvalidInput as error:
                 refused[cell, rule] = str(error)
                 curves[cell].pop(rule, None)

@@ -6,6 +6,7 @@ they are another. The margin was set on pilot seeds. Verdict words are those of 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,8 +92,9 @@ class CellTable:
 def cell_tables(study: StudyResult) -> list[CellTable]:
     """Return breach by seed and rule, a table for each source and pressure.
 
-    A rule is comparable when the number accepted equals LIFO's in every seed. Raises InvalidInput
-    when a cell is missing or a breach is undetermined.
+    A rule is comparable when the number accepted equals LIFO's in every seed and the breach of both
+    is known in every seed: what is undetermined has bounds and no rank. Raises InvalidInput when a
+    cell is missing.
     """
     return [table for source in study.sources for table in _tables_of(source, study)]
 
@@ -106,6 +108,7 @@ def _tables_of(source: SourceResult, study: StudyResult) -> list[CellTable]:
         if (BASELINE, NO_SIGNAL) not in by_rule:
             raise InvalidInput(f"{source.source.name} at {pressure.name}: {BASELINE} is missing")
         accepted = [cell.score.accepted for cell in by_rule[BASELINE, NO_SIGNAL]]
+        is_known = not any(math.isnan(c.score.breach) for c in by_rule[BASELINE, NO_SIGNAL])
         for rule, cells in by_rule.items():
             if [cell.seed for cell in cells] != list(range(study.config.num_seeds)):
                 raise InvalidInput(
@@ -122,7 +125,10 @@ def _tables_of(source: SourceResult, study: StudyResult) -> list[CellTable]:
                     [[100 * c.score.breach for c in cells] for cells in by_rule.values()]
                 ).T,
                 comparable=tuple(
-                    [c.score.accepted for c in cells] == accepted for cells in by_rule.values()
+                    is_known
+                    and [c.score.accepted for c in cells] == accepted
+                    and not any(math.isnan(c.score.breach) for c in cells)
+                    for cells in by_rule.values()
                 ),
             )
         )
@@ -245,9 +251,16 @@ class Contrast:
 def contrast(
     study: StudyResult, part: str, first: Sequence[Rule], second: Sequence[Rule]
 ) -> Contrast | None:
-    """Return mean breach of ``first`` less that of ``second`` over the cells of ``part``; None when
-    there is no such cell or a group is empty. One planned test, so its p is not adjusted."""
+    """Return mean breach of ``first`` less that of ``second`` over the cells of ``part`` in which
+    all of them are comparable; None when there is no such cell or a group is empty. One planned
+    test, so its p is not adjusted."""
     tables = [t for t in cell_tables(study) if t.in_regime == (part == PARTS[0])]
+    wanted = {*first, *second}
+    tables = [
+        table
+        for table in tables
+        if all(ok for rule, ok in zip(table.rules, table.comparable, strict=True) if rule in wanted)
+    ]
     if not tables or not first or not second:
         return None
 

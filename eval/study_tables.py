@@ -11,7 +11,9 @@ import numpy as np
 from eval.cells import Cell
 from eval.intervals import Interval
 from eval.study_numbers import RULE_OF_SIGNALS, StudyNumbers, breach_by_half, ladder
+from eval.study_quality import NUM_SEEDS
 from eval.study_rescoring import LIFO
+from eval.study_service import cost_table, service_tables
 from eval.study_summary import PARTS, Comparison, Rule, label
 from eval.tables import Column, Table, Value
 
@@ -34,9 +36,11 @@ def all_tables(numbers: StudyNumbers) -> list[Table]:
         contrast_table(numbers),
         dose_table(numbers),
         ladder_table(numbers),
+        quality_table(numbers),
         rescoring_table(numbers),
         curve_table(numbers),
         reversal_table(numbers),
+        *service_tables(numbers),
         cost_table(numbers),
     ]
 
@@ -130,13 +134,18 @@ def breach_table(numbers: StudyNumbers) -> Table:
         source, pressure, rule = key
         c = found.get(key)
         word = "baseline" if rule == LIFO else "not comparable"
+        if math.isnan(s["breach"]):
+            word = "undetermined: no rank, bounds only"
         rows.append(
             (
                 source,
                 pressure,
                 label(rule),
                 s["breach"],
+                s["breach_low"],
+                s["breach_high"],
                 s["floor"],
+                100 * (s["breach"] - s["floor"]),
                 s["completed_only"],
                 100 * (s["breach"] - s["completed_only"]),
                 *_interval(c.difference if c else None),
@@ -149,26 +158,32 @@ def breach_table(numbers: StudyNumbers) -> Table:
     columns = (
         Column("source", "source"), Column("pressure", "pressure"),
         Column("rule", "policy / signal"), Column("breach", "breach", "share"),
-        Column("floor", "floor", "share"), Column("completed_only", "completed only", "share"),
+        Column("breach_low", "at least", "share"), Column("breach_high", "at most", "share"),
+        Column("floor", "floor", "share"), Column("excess_pp", "excess, pp", "pp"),
+        Column("completed_only", "completed only", "share"),
         Column("gap_pp", "hidden, pp", "pp"), *_INTERVAL, Column("p", "p (max-T)", "p"),
         Column("verdict", "verdict"), Column("correlation", "corr. with LIFO", "number"),
         *(Column(f"mean_{name}", name, "number") for name in _COUNTS),
     )  # fmt: skip
     caption = (
-        "Breach with its floor (requests that would be late alone) and the score over completed "
-        "requests only; outcome counts are means over seeds and add up to the accepted ones."
+        "Breach with its bounds (apart where a request was withdrawn, or not watched for long "
+        "enough: then there is no verdict), its floor (requests that would be late alone), the "
+        "excess over it, and the score over completed requests only. Outcome counts are means over "
+        "seeds and add up to the accepted ones; accepted and rejected add up to the offered ones."
     )
     return Table("breach", caption, columns, tuple(rows))
 
 
-_COUNTS = ("met", "late", "failed", "unfinished", "withdrawn", "accepted", "rejected")
+_COUNTS = (
+    "met", "late", "failed", "unfinished", "withdrawn", "undetermined", "accepted", "rejected",
+)  # fmt: skip
 
 
 def _means(
     numbers: StudyNumbers, wanted: Callable[[Cell], bool]
 ) -> dict[tuple[str, str, Rule], dict[str, float]]:
     """Return seed means of scores, by source, pressure and rule, in the study's order."""
-    names = ("breach", "floor", "completed_only", *_COUNTS)
+    names = ("breach", "breach_low", "breach_high", "floor", "completed_only", *_COUNTS)
     out: dict[tuple[str, str, Rule], list[Cell]] = defaultdict(list)
     for source in numbers.stored.study.sources:
         for cell in filter(wanted, source.cells):
@@ -281,6 +296,36 @@ def ladder_table(numbers: StudyNumbers) -> Table:
     return Table("signals", caption, columns, tuple(rows))
 
 
+def quality_table(numbers: StudyNumbers) -> Table:
+    """Return how good each signal was on the running sets of each source, and what it did."""
+    rows: list[tuple[Value, ...]] = [
+        (
+            row.part,
+            row.source,
+            *(getattr(row.quality, name) for name in _QUALITY),
+            row.difference_pp,
+            row.num_cells,
+        )
+        for row in numbers.qualities
+    ]
+    columns = (
+        Column("part", "part"), Column("source", "source"), Column("signal", "signal"),
+        Column("concordance", "concordance", "number"),
+        Column("kendall_tau", "Kendall tau", "number"), Column("log_mae", "log-MAE", "number"),
+        Column("num_sets", "sets", "count"), _INTERVAL[0], Column("num_cells", "cells", "count"),
+    )  # fmt: skip
+    caption = (
+        f"Signals on the running sets in which LIFO chose a victim ({NUM_SEEDS} seeds, all "
+        "pressures of the source), and the difference in breach of the one rule that reads them, "
+        "mean over the source's cells of the part. Concordance: pairs in the right order, .5 is "
+        "chance."
+    )
+    return Table("quality", caption, columns, tuple(rows))
+
+
+_QUALITY = ("signal", "concordance", "kendall_tau", "log_mae", "num_sets")
+
+
 def rescoring_table(numbers: StudyNumbers) -> Table:
     """Return the curves at a few deadlines, as one row for each rule and deadline."""
     return _curves(numbers, "rescoring", _SHOWN_DEADLINES_S)
@@ -339,46 +384,6 @@ def reversal_table(numbers: StudyNumbers) -> Table:
         "each band holds at 95 % for itself, so a few of many are chance."
     )
     return Table("reversals", caption, columns, tuple(rows))
-
-
-def cost_table(numbers: StudyNumbers) -> Table:
-    """Return preemptions and what they cost, by rule, over each part."""
-    inside = {cell: PARTS[0] if low else PARTS[1] for cell, low in numbers.curves.in_regime.items()}
-    groups: dict[tuple[str, Rule], list[Cell]] = defaultdict(list)
-    for source in numbers.stored.study.sources:
-        for cell in source.cells:
-            part = inside[source.source.name, cell.pressure]
-            groups[part, (cell.policy, cell.signal)].append(cell)
-    rows: list[tuple[Value, ...]] = []
-    for part in PARTS:
-        for (where, rule), cells in groups.items():
-            if where == part:
-                computed = sum(c.computed_tokens for c in cells)
-                rows.append(
-                    (
-                        part,
-                        label(rule),
-                        float(np.mean([c.score.breach for c in cells])),
-                        float(np.mean([c.preemptions_per_1000 for c in cells])),
-                        float(np.mean([c.recompute_tax for c in cells])),
-                        sum(c.cache_hit_tokens for c in cells) / max(1, computed),
-                        sum(c.signal_fallbacks for c in cells) / len(cells),
-                    )
-                )
-    columns = (
-        Column("part", "part"), Column("rule", "policy / signal"),
-        Column("breach", "breach", "share"),
-        Column("preemptions_per_1000", "preemptions / 1000 requests", "count"),
-        Column("recompute_tax", "recompute tax", "share"),
-        Column("soft_hits", "soft hits", "share"),
-        Column("fallbacks_per_run", "fallbacks / run", "number"),
-    )  # fmt: skip
-    caption = (
-        "Recompute tax: tokens computed a second time, of all computed. Soft hits: tokens found "
-        "again in blocks not yet overwritten, for each computed one. Fallbacks: answers that a "
-        "signal could not give from its own data."
-    )
-    return Table("cost", caption, columns, tuple(rows))
 
 
 def _names(rules: Sequence[Rule]) -> str:

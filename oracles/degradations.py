@@ -128,11 +128,7 @@ class Swap(Degradation):
         """See Degradation."""
         from scipy.special import ndtr, ndtri
 
-        if len(self.reference) < 2:
-            raise InvalidInput(
-                f"{label(self)} knows no answers to take ranks among: call "
-                "with_reference(signal, requests, ages) first"
-            )
+        _check_reference(self, self.reference, 2)
         known = np.array(self.reference)
         at = (np.arange(len(known)) + 0.5) / len(known)
         answers = base.remaining(requests, ages)
@@ -145,6 +141,35 @@ class Swap(Degradation):
         z = ndtri(np.clip(rank, 1e-6, 1 - 1e-6))
         mixed = rho * z + math.sqrt(1.0 - rho**2) * _normals(requests, seed, self.axis)
         return np.asarray(np.interp(ndtr(mixed), at, known))
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink(Degradation):
+    """``shrink(share)``: log answers drawn to what is usual at that age until ``share`` of their
+    distance is left. Usual is the mean of log(total - age) over the totals of ``reference`` (what
+    the base says at age 0) above the age; beyond the last of them answers stay. A predictor that
+    minimises its error does so where it knows little: its answers vary less than the truth."""
+
+    axis: ClassVar[str] = "shrink"
+    share: float = _between(0, 1)
+    reference: tuple[float, ...] = ()
+
+    def apply(
+        self, base: RemainingSignal, requests: _Requests, ages: IntArray, seed: int
+    ) -> FloatArray:
+        """See Degradation."""
+        del seed
+        _check_reference(self, self.reference, 1)
+        answers = base.remaining(requests, ages)
+        known = np.array(self.reference)
+        distinct, at = np.unique(ages, return_inverse=True)
+        usual = np.full(len(distinct), np.nan)
+        for index, age in enumerate(distinct.tolist()):
+            left = known[np.searchsorted(known, age, side="right") :] - age
+            if left.size:
+                usual[index] = np.log(left).mean()
+        centre = np.where(np.isnan(usual[at]), np.log(answers), usual[at])
+        return np.asarray(np.exp(centre + self.share * (np.log(answers) - centre)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +307,8 @@ class Anti(Degradation):
 AXES: dict[str, type[Degradation]] = {
     how.axis: how
     for how in (
-        Noise, Wander, Swap, Bias, Optimistic, Pessimistic, Buckets, Stale, Refresh, Missing, Anti,
+        Noise, Wander, Swap, Shrink, Bias, Optimistic, Pessimistic, Buckets, Stale, Refresh,
+        Missing, Anti,
     )
 }  # fmt: skip
 
@@ -298,8 +324,16 @@ def label(how: Degradation) -> str:
 
 
 def numbers_of(axis: type[Degradation]) -> list[Field[Any]]:
-    """Return the fields that are written in a spec: all but the population of ``swap``."""
+    """Return the fields that are written in a spec: all but the population."""
     return [f for f in fields(axis) if f.name != "reference"]
+
+
+def _check_reference(how: Degradation, reference: tuple[float, ...], least: int) -> None:
+    if len(reference) < least:
+        raise InvalidInput(
+            f"{label(how)} knows no answers of its base: call with_reference(signal, requests, "
+            "ages) first"
+        )
 
 
 def caps_of(requests: _Requests) -> IntArray:

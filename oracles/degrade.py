@@ -9,13 +9,14 @@ within [1, max_tokens - age]; degraded signals answer with means only. What a de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from contracts.errors import InvalidInput, unknown_name
 from contracts.policy import FloatArray, IntArray
 from contracts.signals import RemainingSignal, SignalRequest, WrappedSignal
-from oracles.degradations import AXES, Degradation, Swap, caps_of, label, numbers_of
+from oracles.degradations import AXES, Degradation, Shrink, Swap, caps_of, label, numbers_of
 
 __all__ = ["AXES", "Degradation", "Degraded", "degrade", "label", "parse_degradations"]
 
@@ -73,10 +74,12 @@ def _parse_one(text: str) -> Degradation:
 def with_reference(
     how: Degradation, base: RemainingSignal, requests: _Requests, ages: IntArray
 ) -> Degradation:
-    """Give ``swap`` the population of ``base``'s answers at those ages; others stay as they are."""
-    if not isinstance(how, Swap):
+    """Give ``swap`` the population of ``base``'s answers at those ages, and ``shrink`` that at age
+    0; others stay as they are."""
+    if not isinstance(how, Swap | Shrink):
         return how
-    return Swap(how.tau, tuple(np.sort(base.remaining(requests, ages)).tolist()))
+    ages = ages if isinstance(how, Swap) else np.zeros_like(ages)
+    return replace(how, reference=tuple(np.sort(base.remaining(requests, ages)).tolist()))
 
 
 def degrade(
@@ -87,7 +90,7 @@ def degrade(
     seed: int = 0,
 ) -> RemainingSignal:
     """Wrap ``base`` in ``steps``, first one innermost; ``requests`` at ``ages`` are the population
-    that ``swap`` takes its ranks in."""
+    that ``swap`` takes its ranks in, and ``shrink`` what is usual."""
     for how in steps:
         base = Degraded(base, with_reference(how, base, requests, ages), seed)
     return base

@@ -45,22 +45,34 @@ def report(out: Path, as_json: bool) -> None:
     help="FROM:TO:STEP, or a list such as 600,900. Default: 600 to 1800 by 30, as far as requests "
     "were watched.",
 )
+@click.option(
+    "--multiples",
+    metavar="NUMBERS",
+    help="As --deadlines, but in multiples of each request's own deadline: 1 is what it was "
+    "promised, for studies with deadline classes.",
+)
 @click.option("--cells", is_flag=True, help="Also each cell of the grid, not only its two parts.")
 @_JSON
-def rescore(out: Path, deadlines: str | None, cells: bool, as_json: bool) -> None:
+def rescore(
+    out: Path, deadlines: str | None, multiples: str | None, cells: bool, as_json: bool
+) -> None:
     """Score every stored run of OUT at other deadlines: difference to LIFO with a band that holds
     at all of them at once, and reversals. Runs whose policy read a deadline are refused."""
     from eval.stored import load_study
     from eval.study_rescoring import cell_curves, legal_deadlines, part_curves, rescore_study
     from eval.study_summary import PARTS, label
 
-    wanted = None if deadlines is None else parse_deadlines(deadlines)
+    if deadlines is not None and multiples is not None:
+        raise click.UsageError("--deadlines does not go with --multiples: give one of them.")
+    given = deadlines if multiples is None else multiples
+    wanted = None if given is None else parse_deadlines(given)
     stored = load_study(out)
     with StageBars("file") as bars:
         curves = rescore_study(
             stored,
             wanted or legal_deadlines(stored),
             lambda done, total: bars.update("records", done, total),
+            of_own=multiples is not None,
         )
     shown = [curve for part in PARTS for curve in part_curves(curves, part)]
     if cells:
@@ -68,7 +80,7 @@ def rescore(out: Path, deadlines: str | None, cells: bool, as_json: bool) -> Non
     if as_json:
         click.echo(to_json(_curves_object(curves, shown)))
         return
-    click.echo(_curves_text(curves, shown))
+    click.echo(_curves_text(curves, shown, "s" if multiples is None else "x own"))
     for rule in dict.fromkeys(refusal.rule for refusal in curves.refusals):
         mine = [refusal for refusal in curves.refusals if refusal.rule == rule]
         click.echo(f"not rescored: {label(rule)} in {len(mine)} cells: {mine[0].reason}", err=True)
@@ -131,7 +143,7 @@ def _curves_object(curves: StudyCurves, shown: list[RuleCurve]) -> dict[str, Any
     }
 
 
-def _curves_text(curves: StudyCurves, shown: list[RuleCurve]) -> str:
+def _curves_text(curves: StudyCurves, shown: list[RuleCurve], unit: str) -> str:
     from eval.study_summary import label
 
     num = len(curves.deadlines_s)
@@ -140,7 +152,7 @@ def _curves_text(curves: StudyCurves, shown: list[RuleCurve]) -> str:
     for where in dict.fromkeys(curve.where for curve in shown):
         here = [curve for curve in shown if curve.where == where]
         width = max(len(label(curve.rule)) for curve in here) + 2
-        heads = "".join(f"{f'{curves.deadlines_s[i]:g} s':>24}" for i in at)
+        heads = "".join(f"{f'{curves.deadlines_s[i]:g} {unit}':>24}" for i in at)
         lines += [f"{where}: breach minus LIFO, pp [band]; LIFO: breach", f"{'':<{width}}{heads}"]
         for curve in here:
             d = curve.difference
@@ -156,7 +168,7 @@ def _curves_text(curves: StudyCurves, shown: list[RuleCurve]) -> str:
     for curve, r in found:
         lines.append(
             f"reversal: {label(curve.rule)} ({curve.where}) lies below LIFO at "
-            f"{r.negative_at_s:g} s and above it at {r.positive_at_s:g} s"
+            f"{r.negative_at_s:g} {unit} and above it at {r.positive_at_s:g} {unit}"
         )
     return "\n".join(lines if found else [*lines, "no reversal"])
 

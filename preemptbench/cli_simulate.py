@@ -14,7 +14,13 @@ import click
 from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
 from preemptbench.engine_options import chosen_engine, engine_options
-from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
+from preemptbench.options import (
+    check_out_folder,
+    deadline_classes_option,
+    jobs_option,
+    runs_option,
+    to_json,
+)
 from preemptbench.progress import Bar
 from preemptbench.timelines import (
     check_timeline_paths,
@@ -42,8 +48,9 @@ if TYPE_CHECKING:
     "--signal",
     "signals",
     multiple=True,
-    help="oracle, oracle-K, clairvoyant, or the folder of a checkpoint or of 'oracle build', "
-    "[name=]FOLDER, for policies that read one; made worse by 'SIGNAL | noise(0.5)' and the like. "
+    help="oracle, oracle-K, clairvoyant, surrogate-gbm (clairvoyant made as bad as a predictor), "
+    "or the folder of a checkpoint or of 'oracle build', [name=]FOLDER, for policies that read "
+    "one; made worse by 'SIGNAL | noise(0.5)' and the like. "
     "Repeatable; default: oracle.",
 )
 @runs_option
@@ -71,6 +78,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds after arrival."
 )
+@deadline_classes_option
 @click.option("--tagged", type=click.IntRange(min=1), help="Scored requests a cell.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
 @click.option(
@@ -145,6 +153,7 @@ def simulate(
     rate: float | None,
     cv: float | None,
     deadline: float | None,
+    deadline_classes: tuple[str, ...],
     tagged: int | None,
     profile: str | None,
     strict: bool,
@@ -186,6 +195,7 @@ def simulate(
     from eval.summary import BASELINE, format_table, summarise
     from serving_sim.fault_rates import read_faults
     from traces.arrivals import trace_rate_per_s
+    from traces.deadlines import parse_deadline_class
 
     check_out_folder(out_dir)
     for name in policies:
@@ -203,6 +213,7 @@ def simulate(
         rate_per_s=rate or config.rate_per_s,
         arrival_cv=cv or config.arrival_cv,
         deadline_s=deadline or config.deadline_s,
+        deadline_classes=tuple(map(parse_deadline_class, deadline_classes)),
         num_tagged=tagged or config.num_tagged,
         profile=profile or config.profile,
         engine=_engine(config.engine, scheduler, config_path, assignments, offload),

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from preemptbench.options import check_out_folder, jobs_option, to_json
+from preemptbench.options import (
+    check_out_folder,
+    deadline_classes_option,
+    jobs_option,
+    to_json,
+)
 from preemptbench.progress import StageBars
 
 if TYPE_CHECKING:
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
     "signals",
     multiple=True,
     help="One more signal: oracle-K, clairvoyant, one of them with degradations such as "
-    "'clairvoyant | noise(0.5)', or age-km.",
+    "'clairvoyant | noise(0.5)', age-km, or surrogate-gbm (a surrogate, not a predictor).",
 )
 @click.option(
     "--checkpoint",
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", type=click.IntRange(min=2), help="Study seeds. Default: the preset's.")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
+@deadline_classes_option
 @click.option(
     "--concurrency",
     type=click.FloatRange(min=0, min_open=True),
@@ -88,6 +94,7 @@ def study(
     checkpoints: tuple[str, ...],
     seeds: int | None,
     deadline: float | None,
+    deadline_classes: tuple[str, ...],
     concurrency: float | None,
     margin: float | None,
     profile: str | None,
@@ -110,6 +117,7 @@ def study(
     from eval.study_report import write_study_report
     from preemptbench.study_presets import PRESETS
     from preemptbench.study_text import study_object, study_text
+    from traces.deadlines import parse_deadline_class
 
     if only_own and not own_runs:
         raise click.UsageError("--only-own leaves no source: give --runs.")
@@ -126,6 +134,7 @@ def study(
         observe_s=base.observe_s * (deadline or base.deadline_s) / base.deadline_s,
         concurrency=concurrency or base.concurrency,
         margin_pp=margin or base.margin_pp,
+        deadline_classes=tuple(map(parse_deadline_class, deadline_classes)),
         profile=profile or base.profile,
     )
     place = out_dir or Path("out") / preset

@@ -56,6 +56,16 @@ jobs_option = click.option(
 )
 
 
+deadline_classes_option = click.option(
+    "--deadline-class",
+    "deadline_classes",
+    multiple=True,
+    metavar="NAME=SHARE:SECONDS",
+    help="That share of requests is due after that many seconds, as in chat=0.3:60. Repeatable; "
+    "shares add up to 1. Everybody is scored at its own deadline, and --deadline is not used.",
+)
+
+
 def check_out_folder(path: Path) -> None:
     """Refuse, before any work, an output folder that cannot be one."""
     for part in (path, *path.parents):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from eval.study import StudyResult
+from eval.study import StudyResult, deadline_text
 from eval.study_summary import (
     PARTS,
     Comparison,
@@ -26,6 +26,7 @@ def study_object(study: StudyResult) -> dict[str, Any]:
         "study": study.config.name,
         "seeds": study.config.num_seeds,
         "deadline_s": study.config.deadline_s,
+        "deadline_classes": [asdict(one) for one in study.config.deadline_classes],
         "margin_pp": study.margin_pp,
         "profile": study.config.profile,
         "sources": [
@@ -54,7 +55,7 @@ def study_text(study: StudyResult) -> str:
     head = (
         f"{config.name} study: {len(study.sources)} sources "
         f"({', '.join(f'{n} {kind}' for kind, n in kinds.items())}), {len(config.pressures)} "
-        f"pressures, {config.num_seeds} seeds, deadline {config.deadline_s:g} s, "
+        f"pressures, {config.num_seeds} seeds, deadline {deadline_text(config)}, "
         f"step times {config.profile}, margin ±{study.margin_pp:g} pp"
     )
     parts = [head, *(_part(study, part) for part in PARTS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ def record_of(
     if request.evicted_at_s is not None:
         preempted_s += censor_s - request.evicted_at_s
     deadline_s = float(workload.deadline_s[index])
-    has_deadline = deadline_seen and deadline_s == deadline_s
+    own_deadline_s = None if math.isnan(deadline_s) else deadline_s
     return RequestRecord(
         request_id=request.request_id,
         run_id=workload.run_ids[index] if workload.run_ids is not None else None,
@@ -141,7 +142,8 @@ def record_of(
         queued_s=max(0.0, queue_end_s - request.arrival_s),
         preempted_s=preempted_s,
         single_stream_s=single_stream_s,
-        deadline_seen=deadline_s if has_deadline else None,
+        deadline_s=own_deadline_s,
+        deadline_seen=own_deadline_s if deadline_seen else None,
     )
 
 

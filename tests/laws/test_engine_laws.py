@@ -256,9 +256,11 @@ def test_deadlines_change_nothing_for_who_does_not_read_them(
     workload: Workload, config: EngineConfig, policy: str
 ) -> None:
     changed = replace(workload, deadline_s=workload.deadline_s[::-1] * 0.1)
-    result = run(workload, config, policy)
-    assert run(changed, config, policy) == result
-    assert all(record.deadline_seen is None for record in result.records)
+    result, other = run(workload, config, policy), run(changed, config, policy)
+    assert _without_deadlines(other) == _without_deadlines(result)
+    assert replace(other, records=result.records) == result
+    assert [record.deadline_s for record in other.records] == changed.deadline_s.tolist()
+    assert all(record.deadline_seen is None for record in (*result.records, *other.records))
 
 
 @laws
@@ -408,7 +410,7 @@ def test_the_random_workloads_do_preempt() -> None:
 
 
 def _without_deadlines(result: SimResult) -> list[RequestRecord]:
-    return [replace(record, deadline_seen=None) for record in result.records]
+    return [replace(record, deadline_seen=None, deadline_s=None) for record in result.records]
 
 
 def test_what_a_withdrawn_step_would_have_filled_is_not_found() -> None:

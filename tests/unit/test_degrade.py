@@ -202,3 +202,35 @@ def test_a_degraded_cross_fit_still_leans_on_its_own_fold_only() -> None:
     _, steps = parse_degradations("| noise(0.5)")
     noisy = degrade(signal, steps, requests, np.zeros(len(runs), dtype=np.int64))
     check_pairing(requests, build_grid(noisy, requests, stride=64))
+
+
+def test_shrink_draws_answers_to_what_is_usual_at_that_age() -> None:
+    runs = synthetic_runs(num_prompts=300, repeats=1, seed=5, cap_tokens=100_000)
+    requests = [signal_request(run) for run in runs]
+    base, zero = Clairvoyant(runs), np.zeros(len(runs), dtype=np.int64)
+    lengths = np.array([run.output_tokens for run in runs])
+    middle = int(np.median(lengths))
+    alive = np.flatnonzero(lengths > middle)
+    asked, ages = [requests[i] for i in alive], np.full(len(alive), middle)
+    truth = np.log(base.remaining(asked, ages))
+
+    def shrunk(share: float) -> np.ndarray:
+        _, steps = parse_degradations(f"| shrink({share})")
+        return np.log(degrade(base, steps, requests, zero).remaining(asked, ages))
+
+    np.testing.assert_allclose(shrunk(1.0), truth, rtol=1e-9)
+    # the usual is the mean over those still running at that age, which they all are
+    np.testing.assert_allclose(shrunk(0.0), truth.mean(), rtol=1e-9)
+    np.testing.assert_allclose(
+        shrunk(0.25), truth.mean() + 0.25 * (truth - truth.mean()), rtol=1e-9
+    )
+
+
+def test_beyond_all_that_is_known_shrink_keeps_the_answer() -> None:
+    run = make_run(prompt="p", prompt_id="p", natural_tokens=900, cap_tokens=1000)
+    short = make_run(prompt="q", prompt_id="q", natural_tokens=90, cap_tokens=1000)
+    _, steps = parse_degradations("| shrink(0)")
+    base = Clairvoyant([run, short])
+    signal = degrade(base, steps, [signal_request(short)], np.zeros(1, dtype=np.int64))
+    asked, ages = [signal_request(run)] * 2, np.array([0, 90])
+    assert signal.remaining(asked, ages).tolist() == pytest.approx([90.0, 810.0])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from contracts.errors import InvalidInput
 from contracts.records import RequestRecord, State
+from eval.lives import lives_of
 from eval.outcomes import score_breach
 from eval.rescoring import (
     BreachCurve,
@@ -19,6 +20,7 @@ from eval.rescoring import (
     difference_curve,
     incidence_of,
     rescore,
+    rescore_own,
     reversals,
 )
 from tests.unit.test_outcomes import record
@@ -46,6 +48,39 @@ def test_a_curve_is_the_score_at_each_deadline(records: list[RequestRecord]) -> 
         assert curve.breach[at] == pytest.approx(score.breach, abs=1e-12)
         assert curve.floor[at] == pytest.approx(score.floor, abs=1e-12)
     assert np.all(np.diff(curve.breach) <= 0)
+
+
+@given(
+    st.lists(st.tuples(lives, st.sampled_from([1.0, 2.0, 4.0])), min_size=1, max_size=12),
+    st.sampled_from([0.5, 1.0, 1.5]),
+)
+def test_multiples_of_own_deadlines_are_the_score_at_those(
+    pairs: list[tuple[RequestRecord, float]], factor: float
+) -> None:
+    records = [replace(life, deadline_s=due_s) for life, due_s in pairs]
+    if all(r.state == "withdrawn" for r in records):
+        with pytest.raises(InvalidInput, match="withdrawn"):
+            rescore_own(lives_of(records), [factor])
+        return
+    curve = rescore_own(lives_of(records), [0.25, factor])
+    scaled = [replace(r, deadline_s=factor * (r.deadline_s or 0.0)) for r in records]
+    score = score_breach(scaled, None)
+    assert curve.breach[1] == pytest.approx(score.breach, abs=1e-12)
+    assert curve.floor[1] == pytest.approx(score.floor, abs=1e-12)
+
+
+def test_own_deadlines_must_be_there_unread_and_watched() -> None:
+    def own(*changed: RequestRecord) -> object:
+        return rescore_own(lives_of([*changed]), [1.0, 2.0])
+
+    due = edited(deadline_s=4.0)
+    with pytest.raises(InvalidInput, match="no deadline of its own: rescore at deadlines in sec"):
+        own(due, edited())
+    with pytest.raises(InvalidInput, match="can be scored at those only"):
+        own(replace(due, deadline_seen=4.0))
+    assert rescore_own(lives_of([replace(due, deadline_seen=4.0)]), [1.0]).breach.tolist() == [0.0]
+    with pytest.raises(InvalidInput, match=r"watched for 6.0 s, less than .* 8.0 s"):
+        own(edited("unfinished", None, end_s=None, censor_s=7.0, deadline_s=4.0))
 
 
 def edited(

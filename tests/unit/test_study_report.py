@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from contracts.errors import InvalidInput
-from eval.cells import write_task
+from eval.cells import Cell, write_task
 from eval.lives import lives_of, read_records
 from eval.report import Section, paragraph, write_report
 from eval.rescoring import rescore_lives
@@ -24,14 +25,17 @@ from eval.stored import FILE, StoredStudy, load_study, store_study
 from eval.study import Source, SourceResult, StudyConfig, run_study
 from eval.study_compare import compare_studies
 from eval.study_numbers import StudyNumbers, overload_sentence, study_numbers, three_sentences
+from eval.study_quality import measure_qualities
 from eval.study_report import render_study, write_study_report
 from eval.study_rescoring import LIFO, legal_deadlines, rescore_study
+from eval.study_service import class_table, cost_table, service_table
 from eval.study_tables import all_tables, breach_table
 from eval.tables import Column, Table, html_table, markdown_table, show, write_tables
 from preemptbench.cli import cli
 from preemptbench.cli_report import parse_deadlines
 from tests.synthetic_runs import synthetic_runs
 from tests.unit.test_outcomes import record
+from traces.deadlines import DeadlineClass
 from traces.runlog import write_runs
 
 CONFIG = StudyConfig(
@@ -210,11 +214,13 @@ def test_the_page_has_every_section_and_fetches_nothing(folder: Path) -> None:
     assert len(set(links.sections)) == len(links.sections)
     assert links.sections == [
         "contents", "paired-differences", "breach-by-source-and-pressure", "regime-and-clusters",
-        "dose-response-over-the-victim-s-age", "what-a-better-signal-buys", "other-deadlines",
+        "dose-response-over-the-victim-s-age", "what-a-better-signal-buys",
+        "signal-quality-against-breach", "other-deadlines",
+        "floors--survivors-and-the-longest-tenth", "latency-and-goodput",
         "recompute-tax-and-preemptions", "timelines-of-one-contrasting-cell",
         "what-is-not-covered", "command-and-manifest",
     ]  # fmt: skip
-    assert page.count("<svg") == 8  # six figures and two timelines
+    assert page.count("<svg") == 10  # eight figures and two timelines
     assert "preemptbench study --runs &lt;mine&gt;" in page
     for text in (page, (folder / "report.md").read_text(encoding="utf-8")):
         assert not re.search(r"no (significant )?difference|\bnan\b", text, re.IGNORECASE)
@@ -373,6 +379,151 @@ def test_rules_that_are_not_comparable_are_said_to_be_so(stored: StoredStudy) ->
     rows = [row for row in breach_table(numbers).rows if row[2] == "fifo"]
     assert rows
     assert all("not comparable" in row for row in rows)
+
+
+def test_what_is_undetermined_has_bounds_and_no_verdict(stored: StoredStudy) -> None:
+    def unsure(source: SourceResult) -> SourceResult:
+        cells = [
+            replace(
+                c,
+                score=replace(
+                    c.score,
+                    met=c.score.met - 1,
+                    undetermined=1,
+                    breach=float("nan"),
+                    breach_high=c.score.breach_high + 1 / c.score.accepted,
+                ),
+            )
+            if (c.policy, c.seed) == ("fifo", 0)
+            else c
+            for c in source.cells
+        ]
+        return replace(source, cells=cells)
+
+    sources = [unsure(source) for source in stored.study.sources]
+    numbers = study_numbers(replace(stored, study=replace(stored.study, sources=sources)))
+    assert not any(c.rule[0] == "fifo" for c in numbers.comparisons)
+    assert any(c.rule[0] == "young(0.5)" for c in numbers.comparisons)
+    assert not any(numbers.grid.values())  # a grid row needs every rule in every cell
+    table = breach_table(numbers)
+    keys = [column.key for column in table.columns]
+    rows = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    for row in (row for row in rows if row["rule"] == "fifo"):
+        assert row["verdict"] == "undetermined: no rank, bounds only"
+        assert float(row["breach_low"] or 0) < float(row["breach_high"] or 0)
+    for row in (row for row in rows if row["rule"] != "fifo"):
+        assert row["breach_low"] == row["breach"] == row["breach_high"]
+
+
+def _rows(table: Table) -> list[dict[str, Any]]:
+    keys = [column.key for column in table.columns]
+    return [dict(zip(keys, row, strict=True)) for row in table.rows]
+
+
+def test_service_of_a_cell_is_the_mean_over_its_seeds(
+    stored: StoredStudy, numbers: StudyNumbers
+) -> None:
+    rows = {(r["source"], r["pressure"], r["rule"]): r for r in _rows(service_table(numbers))}
+    assert len(rows) == 2 * 2 * 5
+    for source in stored.study.sources:
+        for pressure in ("0.8", "1.3"):
+            mine = [c for c in source.cells if (c.policy, c.pressure) == ("young(0.5)", pressure)]
+            row = rows[source.source.name, pressure, "young(0.5)"]
+            assert row["ttft_p99_s"] == pytest.approx(np.mean([c.service.ttft_p99_s for c in mine]))
+            assert row["jain_fairness"] == pytest.approx(
+                np.mean([c.service.jain_fairness for c in mine])
+            )
+    for row in rows.values():
+        assert row["offered"] == row["accepted"] + row["rejected"] == 40
+        assert row["excess_pp"] == pytest.approx(100 * (row["breach"] - row["floor"]))
+        assert row["excess_pp"] >= -1e-9
+        assert row["goodput_per_s"] == pytest.approx(
+            row["offered_per_s"] * (1 - row["breach"]), 0.1
+        )
+
+
+def test_the_tax_is_split_into_what_was_computed_and_what_was_found(
+    stored: StoredStudy, numbers: StudyNumbers
+) -> None:
+    for row in _rows(cost_table(numbers)):
+        assert 0 <= row["recompute_tax"] < 1
+        assert row["recomputed_per_preemption_tokens"] >= 0
+        assert row["soft_hits_per_preemption_tokens"] >= 0
+    cells = [c for s in stored.study.sources for c in s.cells if c.policy == "fifo"]
+    row = next(r for r in _rows(cost_table(numbers)) if r["rule"] == "fifo")
+    here = [c for c in cells if numbers.curves.in_regime[_source_of(stored, c), c.pressure]]
+    wanted = here if row["part"] == "low breach" else [c for c in cells if c not in here]
+    assert row["recomputed_per_preemption_tokens"] == pytest.approx(
+        np.mean([c.recomputed_tokens / max(1, c.num_preemptions) for c in wanted])
+    )
+
+
+def _source_of(stored: StoredStudy, cell: Cell) -> str:
+    return next(s.source.name for s in stored.study.sources if cell in s.cells)
+
+
+def test_signal_quality_stands_beside_what_it_did(
+    stored: StoredStudy, numbers: StudyNumbers, copy: Path
+) -> None:
+    assert numbers.not_measured == ()
+    for row in numbers.qualities:
+        mine = [
+            c.difference.mean
+            for c in numbers.comparisons
+            if (c.source, c.rule) == (row.source, ("longest-remaining", row.quality.signal))
+            and c.in_regime == (row.part == "low breach")
+        ]
+        assert (row.difference_pp, row.num_cells) == (pytest.approx(np.mean(mine)), len(mine))
+        if row.quality.signal == "clairvoyant":
+            assert row.quality.concordance == 1.0
+        else:
+            assert 0.5 < row.quality.concordance < 1.0
+    assert {row.quality.signal for row in numbers.qualities} == {"oracle-2", "clairvoyant"}
+    # kept, so that a report is written without an engine; a source that is gone is named
+    kept = sorted((stored.out_dir / "quality").glob("*.json"))
+    assert len(kept) == 2
+    moved = load_study(copy)
+    shutil.rmtree(copy / "quality")
+    moved.study.sources[0].source.runs.unlink()
+    gone = measure_qualities(moved)
+    assert list(gone.by_source) == [moved.study.sources[1].source.name]
+    assert len(gone.missing) == 1 and "f0 on made" in gone.missing[0]
+
+
+def test_a_study_with_deadline_classes_is_stored_reported_and_rescored(tmp_path: Path) -> None:
+    classes = (DeadlineClass("chat", 0.4, 1.5), DeadlineClass("batch", 0.6, 6.0))
+    config = replace(
+        CONFIG,
+        policies=("lifo", "fifo"),
+        signals=(),
+        pressures=(1.3,),
+        num_seeds=3,
+        deadline_classes=classes,
+    )
+    runs = tmp_path / "inputs" / "runs.parquet"
+    write_runs(synthetic_runs(num_prompts=24, repeats=3, seed=11, cap_tokens=100), runs, {})
+    source = Source(model_family="f", benchmark="made", runs=runs, kind="temperature zero")
+    page = write_study_report(run_study(config, [source], tmp_path, num_jobs=1), tmp_path, COMMAND)
+    stored = load_study(tmp_path)
+    assert stored.study.config == config
+    assert "1.5 s for 40% (chat)" in page.read_text(encoding="utf-8")
+    numbers = study_numbers(stored)
+    assert numbers.qualities == []
+    rows = _rows(class_table(numbers))
+    assert {row["rule"] for row in rows} == {"lifo", "fifo"}
+    assert all(row["breach_chat"] > row["breach_batch"] for row in rows)
+    own = rescore_study(stored, (0.5, 1.0), of_own=True)
+    cells = [c for c in stored.study.sources[0].cells if c.policy == "fifo"]
+    curves = own.by_cell["f on made", "1.3"]["fifo", "none"]
+    assert [c.breach[1] for c in curves] == pytest.approx([c.score.breach for c in cells])
+    with pytest.raises(InvalidInput, match=r"1\.1 times its own was asked for"):
+        rescore_study(stored, (1.1,), of_own=True)
+    runner = CliRunner()
+    said = runner.invoke(cli, ["rescore", str(tmp_path), "--multiples", "0.5,1"])
+    assert said.exit_code == 0, said.output
+    assert "1 x own" in said.output
+    both = runner.invoke(cli, ["rescore", str(tmp_path), "--multiples", "1", "--deadlines", "2"])
+    assert "does not go with --multiples" in both.output
 
 
 @pytest.mark.parametrize(
