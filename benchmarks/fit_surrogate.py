@@ -33,7 +33,6 @@ from benchmarks.predictors_real import (
     methods,
     score,
 )
-from benchmarks.reasoning_texts import read_source
 from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_uniform
 from contracts.runs import DecodeRun
@@ -42,6 +41,7 @@ from eval.surrogates import SURROGATES
 from oracles.degradations import Bias, Degradation, Noise, Refresh, Shrink, Wander, label
 from oracles.degrade import degrade, parse_degradations
 from oracles.empirical import Clairvoyant
+from traces.public_texts import read_source
 from traces.split import crossfit_folds
 
 PREDICTOR = "gbm-hazard"

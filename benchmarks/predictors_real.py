@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reasoning_texts import SOURCES, read_source
 from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_generator
 from contracts.runs import DecodeRun
@@ -42,6 +41,7 @@ from predictors.prompt_encoder import PromptEncoderSettings
 from predictors.registry import FamilySettings
 from predictors.text_progress import TextProgressSettings
 from predictors.torch_loop import LoopSettings
+from traces.public_texts import SOURCES, read_source
 from traces.split import crossfit_folds
 from training.evaluate import LeaveOneOut, assert_unseen
 from training.rows import training_set

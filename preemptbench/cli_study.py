@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 @click.command(short_help="Answer the question on a grid of model families and pressures.")
 @click.option(
     "--preset",
-    type=click.Choice(["quick", "paper", "real"]),
+    type=click.Choice(["quick", "paper", "real", "real-text"]),
     default="quick",
     show_default=True,
     help="quick: two drawn sources, about two minutes. paper: seven families x two benchmarks, "
-    "drawn from bundled length laws. real: the same families from public runs (--data).",
+    "drawn from bundled length laws. real: the same families from public runs (--data). real-text: "
+    "those whose whole texts are stored, with gbm-hazard as a signal (--data).",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     envvar="PREEMPTBENCH_DATA",
-    help="Folder of the public data, for --preset real.",
+    help="Folder of the public data, for --preset real and real-text.",
 )
 @click.option(
     "--runs",
@@ -160,16 +161,18 @@ def _sources(
     only_own: bool,
     checkpoints: dict[str, Path],
 ) -> list[Source]:
-    from preemptbench.study_presets import drawn_sources, own_source, real_sources
+    from preemptbench.study_presets import drawn_sources, own_source, real_sources, text_sources
 
     sources: list[Source] = []
     if not only_own:
-        if config.name == "real":
+        if config.name in ("real", "real-text"):
             if data is None:
                 raise click.UsageError(
-                    "--preset real reads public runs: give --data FOLDER or set PREEMPTBENCH_DATA."
+                    f"--preset {config.name} reads public runs: give --data FOLDER or set "
+                    "PREEMPTBENCH_DATA."
                 )
-            sources = real_sources(config, data, place)
+            of_preset = real_sources if config.name == "real" else text_sources
+            sources = of_preset(config, data, place)
         else:
             sources = drawn_sources(config, place)
     for path in own_runs:

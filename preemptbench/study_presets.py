@@ -1,8 +1,10 @@
 """The presets of ``preemptbench study``: which sources, policies, signals and seeds.
 
 ``paper`` and ``quick`` draw their runs from bundled length laws (parametric, no download);
-``real`` imports public runs. No request is answered by a predictor that saw its prompt: on drawn
-runs the predictor is fitted on other prompts of the same law, on real runs it is cross-fitted.
+``real`` imports public runs, ``real-text`` those of them whose whole texts are stored, so that a
+predictor of text progress can answer too. No request is answered by a predictor that saw its
+prompt: on drawn runs the predictor is fitted on other prompts of the same law, on real runs it is
+cross-fitted.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
 from contracts.runs import DecodeRun
@@ -18,7 +21,11 @@ from eval.study import Source, StudyConfig
 from traces.importers import import_runs
 from traces.length_profiles import LengthLaw, draw_runs, length_laws
 from traces.public_families import CAP_TOKENS, COLLECTIONS, FAMILIES
+from traces.public_texts import read_source
 from traces.runlog import read_runs, write_runs
+
+if TYPE_CHECKING:
+    from predictors.registry import FamilySettings
 
 POLICIES = (
     "lifo",
@@ -38,14 +45,21 @@ NUM_PROMPTS = 100
 NUM_TRAINING_PROMPTS = 400
 NUM_FOLDS = 5
 PROMPT_TOKENS = 100  # the collections count none; their prompts have 30 to 400 (characters / 4)
+REPEATS_OF_TEXTS = 5
 _TRAINING_SEED = 1  # prompts of other seeds are other prompts
 
+# 24 at a time, 400 before the scored ones: up to nine tenths of the boundary's demand the queue
+# then stands still; with 64 and 150 it grew in most cells, as in a burst (docs/notebook.md)
 PAPER = StudyConfig(
     name="paper",
     policies=POLICIES,
-    signals=("age-km", "oracle-4", "clairvoyant"),
+    signals=("age-km", "surrogate-gbm", "oracle-4", "clairvoyant"),
+    pressures=(0.7, 0.85, 0.95, 1.0, 1.1),
     num_seeds=20,
     profile="h100-qwen3-32b-tp2",
+    concurrency=24.0,
+    num_warmup=400,
+    num_tagged=400,
 )
 QUICK = replace(
     PAPER,
@@ -58,8 +72,11 @@ QUICK = replace(
     num_tagged=120,
     observe_s=900.0,
 )
-REAL = replace(PAPER, name="real", signals=("age-km", "oracle", "clairvoyant"), num_seeds=20)
-PRESETS = {config.name: config for config in (QUICK, PAPER, REAL)}
+REAL = replace(PAPER, name="real", signals=("age-km", "oracle", "clairvoyant"))
+REAL_TEXT = replace(
+    REAL, name="real-text", signals=("age-km", "gbm-hazard", "oracle", "clairvoyant")
+)
+PRESETS = {config.name: config for config in (QUICK, PAPER, REAL, REAL_TEXT)}
 QUICK_SOURCES = (("GLM-Z1-32B", "LRMTokenEconomy"), ("DeepSeek-R1-0528", "MisguidedAttention"))
 
 
@@ -131,10 +148,43 @@ def _imported(
             constants={"prompt_tokens": PROMPT_TOKENS, "max_new_tokens": CAP_TOKENS},
             where={"source": collection, "model": name},
         )
-        _crossfit_age_km(imported, place)
+        _crossfit("age-km", imported, place / "age-km")
         origin = {"collection": COLLECTIONS[collection], "model": name}
         write_runs(imported, runs, origin | {"import": asdict(report)})
     return source_of(runs, family, collection, config, (("age-km", place / "age-km"),))
+
+
+def text_sources(config: StudyConfig, data: Path, out_dir: Path) -> list[Source]:
+    """Return a source for each collection and each family whose whole thinking is stored there.
+
+    ``gbm-hazard`` is cross-fitted by prompt on the runs of all open models of the collection.
+    Closed models show a summary or a part of their thinking: they have no source here.
+    """
+    folder = out_dir / "inputs"
+    sources = []
+    for index, collection in enumerate(COLLECTIONS):
+        names = {names[index]: family for family, names in FAMILIES.items()}
+        missing = [f for f in names.values() if not _is_written(folder / f"{f}-{collection}")]
+        every = read_source(data, collection, REPEATS_OF_TEXTS) if missing else []
+        fitted = folder / f"gbm-hazard-{collection}"
+        if missing and not fitted.exists():
+            _crossfit("gbm-hazard", every, fitted, _few_prompts())
+        for name, family in names.items():
+            place = folder / f"{family}-{collection}"
+            runs = [run for run in every if run.model == name]
+            if runs and not _is_written(place):
+                _crossfit("age-km", runs, place / "age-km")
+                origin = {"collection": COLLECTIONS[collection], "model": name}
+                write_runs(runs, place / "runs.parquet", origin)
+            if _is_written(place):
+                checkpoints = (("age-km", place / "age-km"), ("gbm-hazard", fitted))
+                log = place / "runs.parquet"
+                sources.append(source_of(log, family, collection, config, checkpoints))
+    return sources
+
+
+def _is_written(place: Path) -> bool:
+    return (place / "runs.parquet").exists()
 
 
 def source_of(
@@ -171,13 +221,24 @@ def own_source(runs: Path, config: StudyConfig, out_dir: Path) -> Source:
     log = list(read_runs(runs))
     place = out_dir / "inputs" / runs.stem
     if "age-km" in config.signals and not (place / "age-km").exists():
-        _crossfit_age_km(log, place)
+        _crossfit("age-km", log, place / "age-km")
     models = sorted({run.model for run in log})
     family = models[0] if len(models) == 1 else f"{len(models)} models"
     return source_of(runs, family, runs.stem, config, (("age-km", place / "age-km"),))
 
 
-def _crossfit_age_km(runs: Sequence[DecodeRun], place: Path) -> None:
+def _few_prompts() -> FamilySettings:
+    """Return small trees: larger ones learn a few dozen prompts by heart (docs/predictors.md)."""
+    from predictors.boosting import BoostingSettings
+    from predictors.gbm_hazard import GbmHazardSettings
+
+    trees = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=300)
+    return GbmHazardSettings(num_landmarks=30, boosting=trees)
+
+
+def _crossfit(
+    family: str, runs: Sequence[DecodeRun], folder: Path, settings: FamilySettings | None = None
+) -> None:
     from training.crossfit import crossfit, save_crossfit
 
-    save_crossfit(crossfit(runs, "age-km", num_folds=NUM_FOLDS), place / "age-km", ())
+    save_crossfit(crossfit(runs, family, num_folds=NUM_FOLDS, settings=settings), folder, ())

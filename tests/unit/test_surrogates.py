@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.fit_surrogate import KINDS, Target, of_surrogate
 from benchmarks.predictors_real import landmark_rows
-from benchmarks.reasoning_texts import read_source
 from contracts.errors import InvalidInput
 from contracts.signals import signal_request
 from eval.signal_sources import SignalSource
 from eval.surrogates import LABEL, SURROGATES, surrogate_notes
 from tests.synthetic_runs import synthetic_runs
+from traces.public_texts import read_source
 
 _ROOT = Path(__file__).parents[2]
 _DATA = Path(os.environ.get("PREEMPTBENCH_DATA", _ROOT.parent / "shared" / "data"))

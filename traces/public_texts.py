@@ -1,17 +1,16 @@
-"""Public reasoning texts as decode runs with text progress, for benchmarks.predictors_real."""
+"""Public reasoning texts as decode runs with progress read from their words."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contracts.errors import InvalidInput
 from contracts.runs import DecodeRun
 from traces.importers import import_runs
 from traces.text_pieces import with_text_progress
-from training.evaluate import has_known_length
 
 SOURCES = ("LRMTokenEconomy", "MisguidedAttention", "ATTS-self", "crosslingual-s1.1")
 # closed models: what is stored as thinking is a summary or a part (the data's README)
@@ -20,9 +19,18 @@ STRIDE = 64
 
 
 def read_source(data: Path, source: str, max_repeats: int) -> list[DecodeRun]:
-    """Return the runs of one source with text, known length and text progress; capped ones too."""
+    """Return the runs of one of SOURCES with text, known length and text progress; capped ones too.
+
+    ``data`` holds the folder reasoning_lengths. Of a request, the first ``max_repeats`` runs.
+    Raises InvalidInput where a row cannot be read or the tables of texts are not there.
+    """
     import pyarrow.parquet as pq
 
+    if not (data / "reasoning_lengths" / "texts" / f"{source}.parquet").is_file():
+        raise InvalidInput(
+            f"{data / 'reasoning_lengths' / 'texts'} holds no {source}.parquet: give the folder "
+            "that holds reasoning_lengths with its texts"
+        )
     folder = data / "reasoning_lengths"
     texts = pq.read_table(folder / "texts" / f"{source}.parquet").to_pylist()
     text_of = {_key(row): row for row in texts}
@@ -67,18 +75,29 @@ def _imported(rows: list[dict[str, Any]], max_repeats: int) -> list[DecodeRun]:
             r["sample_idx"],
         )
     )
-    keep = ("model", "benchmark", "family", "prompt_id", "prompt", "prompt_tokens", "text")
+    keep: tuple[str, ...] = (
+        "model",
+        "benchmark",
+        "family",
+        "prompt_id",
+        "prompt",
+        "prompt_tokens",
+        "text",
+    )
     keep += ("temperature", "output_tokens", "how_counted", "max_tokens", "truncated", "licence")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.parquet"
         pq.write_table(pa.Table.from_pylist([{k: r[k] for k in keep} for r in rows]), path)
         runs, report = import_runs("parquet", [path], column_map={"max_new_tokens": "max_tokens"})
-    print(report, file=sys.stderr)
     thinking = [len(row["thinking"] or "") for row in rows]
     if len(runs) != len(rows):
-        raise SystemExit(f"{len(rows) - len(runs)} rows were skipped: {report.skipped}")
+        raise InvalidInput(f"{len(rows) - len(runs)} rows cannot be read: {report.skipped}")
     return [
         with_text_progress(run, STRIDE, chars)
         for run, chars in zip(runs, thinking, strict=True)
-        if has_known_length(run) and run.repeat < max_repeats and run.output_tokens >= 2
+        if _has_known_length(run) and run.repeat < max_repeats and run.output_tokens >= 2
     ]
+
+
+def _has_known_length(run: DecodeRun) -> bool:
+    return run.event_observed is True or run.output_tokens >= run.max_new_tokens
