@@ -45,7 +45,7 @@ NUM_PROMPTS = 100
 NUM_TRAINING_PROMPTS = 400
 NUM_FOLDS = 5
 PROMPT_TOKENS = 100  # the collections count none; their prompts have 30 to 400 (characters / 4)
-REPEATS_OF_TEXTS = 5
+REPEATS_OF_TEXTS, FEWEST_PROMPTS = 5, 10
 _TRAINING_SEED = 1  # prompts of other seeds are other prompts
 
 # 24 at a time, 400 before the scored ones: up to nine tenths of the boundary's demand the queue
@@ -158,7 +158,8 @@ def text_sources(config: StudyConfig, data: Path, out_dir: Path) -> list[Source]
     """Return a source for each collection and each family whose whole thinking is stored there.
 
     ``gbm-hazard`` is cross-fitted by prompt on the runs of all open models of the collection.
-    Closed models show a summary or a part of their thinking: they have no source here.
+    Closed models show a summary or a part of their thinking, and of some open ones a run or two is
+    stored whole: they have no source here.
     """
     folder = out_dir / "inputs"
     sources = []
@@ -172,7 +173,8 @@ def text_sources(config: StudyConfig, data: Path, out_dir: Path) -> list[Source]
         for name, family in names.items():
             place = folder / f"{family}-{collection}"
             runs = [run for run in every if run.model == name]
-            if runs and not _is_written(place):
+            enough = len({run.prompt_id for run in runs}) >= FEWEST_PROMPTS
+            if enough and not _is_written(place):
                 _crossfit("age-km", runs, place / "age-km")
                 origin = {"collection": COLLECTIONS[collection], "model": name}
                 write_runs(runs, place / "runs.parquet", origin)

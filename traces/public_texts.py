@@ -84,7 +84,15 @@ def _imported(rows: list[dict[str, Any]], max_repeats: int) -> list[DecodeRun]:
         "prompt_tokens",
         "text",
     )
-    keep += ("temperature", "output_tokens", "how_counted", "max_tokens", "truncated", "licence")
+    keep += (
+        "text",
+        "temperature",
+        "output_tokens",
+        "how_counted",
+        "max_tokens",
+        "truncated",
+        "licence",
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.parquet"
         pq.write_table(pa.Table.from_pylist([{k: r[k] for k in keep} for r in rows]), path)
