@@ -105,16 +105,15 @@ class Chooser:
             return
         # whoever needs the answer meets the same error, and counts it
         with contextlib.suppress(Exception):
-            self.estimates.refresh(running, [self.arrived(r) for r in running])
+            self.estimates.refresh(running, self.arrived)
 
     def choose(self, running: Sequence[EngineRequest], count_blocks: Callable[[str], int]) -> int:
         """Return the position of the victim in ``running``, which is in admission order."""
         start_s = time.perf_counter()
         self.counters.decisions += 1
-        tracked = [self.arrived(r) for r in running]
-        views = self._views(running, tracked, count_blocks)
+        views = self._views(running, count_blocks)
         try:
-            position, met_nan = self._ask_policy(running, tracked, views)
+            position, met_nan = self._ask_policy(running, views)
             self.counters.fallback_unsound += met_nan
         except Late:
             self.counters.fallback_late += 1
@@ -133,15 +132,12 @@ class Chooser:
         return position
 
     def _views(
-        self,
-        running: Sequence[EngineRequest],
-        tracked: Sequence[Tracked],
-        count_blocks: Callable[[str], int],
+        self, running: Sequence[EngineRequest], count_blocks: Callable[[str], int]
     ) -> RunningViews:
         steps = self._recent_steps_s
         views = LiveViews(
             running,
-            tracked,
+            self.arrived,
             count_blocks,
             self._now_s(),
             recent_tpot_s=sum(steps) / max(1, len(steps)),
@@ -152,9 +148,9 @@ class Chooser:
         return cast(RunningViews, views)
 
     def _ask_policy(
-        self, running: Sequence[EngineRequest], tracked: Sequence[Tracked], views: RunningViews
+        self, running: Sequence[EngineRequest], views: RunningViews
     ) -> tuple[int, bool]:
-        if self.estimates is not None and not self.estimates.refresh(running, tracked):
+        if self.estimates is not None and not self.estimates.refresh(running, self.arrived):
             self.counters.old_answers += 1
         return choose_victim(self.policy, views)
 

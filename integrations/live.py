@@ -60,7 +60,7 @@ class LiveViews:
     def __init__(
         self,
         running: Sequence[EngineRequest],
-        tracked: Sequence[Tracked],
+        track: Callable[[EngineRequest], Tracked],
         count_blocks: Callable[[str], int],
         now_s: float,
         *,
@@ -69,7 +69,7 @@ class LiveViews:
         seed: int = 0,
         reads_deadline: bool = True,
     ) -> None:
-        self._running, self._tracked = running, tracked
+        self._running, self._track = running, track
         self._count_blocks, self._seed = count_blocks, seed
         self._now_s, self._recent_tpot_s = now_s, recent_tpot_s
         self._prefill_s_per_token = prefill_s_per_token
@@ -85,6 +85,10 @@ class LiveViews:
     def row(self, index: int) -> RunningView:
         """Return the view of one request."""
         return self.columns().row(index)
+
+    @cached_property
+    def _tracked(self) -> list[Tracked]:
+        return [self._track(request) for request in self._running]
 
     @cached_property
     def request_id(self) -> IntArray:

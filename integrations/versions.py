@@ -5,13 +5,23 @@ from __future__ import annotations
 from contracts.errors import InvalidInput
 
 SERIES = ("0.15", "0.20", "0.27", "0.33")
+_POLICY_READ_WHEN_SHORT_ONLY = ("0.33",)  # vllm/v1/core/sched/scheduler.py, schedule()
 
 
 def check_version(version: str) -> None:
     """Refuse a vLLM that the conformance tests do not cover; raises InvalidInput."""
-    if not any(version == series or version.startswith(f"{series}.") for series in SERIES):
+    if not _is_of(version, SERIES):
         raise InvalidInput(
             f"vLLM {version} is not one of {', '.join(SERIES)}, which this scheduler was tested "
             "with: install one of those, or run make conformance VLLM_ENV=... against yours, read "
             "what differs, and add its series to integrations/vllm_scheduler.py"
         )
+
+
+def policy_reads_tell(version: str) -> bool:
+    """Say whether ``schedule()`` of this vLLM reads its queue policy only when blocks ran out."""
+    return _is_of(version, _POLICY_READ_WHEN_SHORT_ONLY)
+
+
+def _is_of(version: str, series: tuple[str, ...]) -> bool:
+    return any(version == one or version.startswith(f"{one}.") for one in series)

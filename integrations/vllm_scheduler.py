@@ -6,8 +6,12 @@
 anyone, and takes back what the victim was given in the same step. So the PRIORITY branch is used,
 whatever orders the queue: when an allocation for a running request fails, the policy is asked, the
 victim is lent the largest priority for as long as vLLM needs to find it, and the queue's own
-policy is restored at the end of the call. Nothing else reads either meanwhile (up to 0.27 the
-admission phase does, but it is skipped in a step that evicted).
+policy is restored at the end of the call.
+
+How a failure is noticed: vLLM then reads ``self.policy``, and, since 0.33, reads it nowhere else
+while it plans. So the first read tells of the first failure, and a step that evicts nobody costs
+nothing. From there on (up to 0.27, where the admission phase reads it too, from the start of the
+step) each allocation is watched.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from vllm.v1.request import RequestStatus
 from integrations.chooser import Chooser
 from integrations.live_log import LiveLog
 from integrations.settings import DeploySettings, read_settings
-from integrations.versions import check_version
+from integrations.versions import check_version, policy_reads_tell
 
 DEADLINE_KEY = "deadline_s"  # in SamplingParams.extra_args: seconds after arrival
 _FIRST = math.inf  # the priority lent to a victim: nobody else's is as large
@@ -45,21 +49,38 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         model = self.vllm_config.model_config.model or ""
         self.chooser = Chooser(settings, str(model), self.now_s)
         self.live_log = self._open_log(settings)
-        self._queue_policy = self.policy
         self._lent: tuple[Any, int] | None = None  # the victim, and the priority it gets back
         self._managers = self.kv_cache_manager.coordinator.single_type_managers
         self._pool = self.kv_cache_manager.block_pool
-        self._watch_allocations()
+        self._allocate = self.kv_cache_manager.allocate_slots
+        self._reads_tell = policy_reads_tell(vllm.__version__)
+
+    # --- noticing a shortage
+
+    _plans = False  # inside schedule()
+    _is_short = False  # an allocation failed in this step
+
+    @property
+    def policy(self) -> Any:
+        """What orders the queue; PRIORITY for the rest of a step in which blocks ran out."""
+        if self._plans and self._reads_tell and not self._is_short:
+            self._watch_allocations()
+            self._lend()
+        return SchedulingPolicy.PRIORITY if self._is_short else self._queue_policy
+
+    @policy.setter
+    def policy(self, value: Any) -> None:
+        self._queue_policy = value
 
     def _watch_allocations(self) -> None:
-        """Ask for a victim whenever a running request cannot have its blocks."""
-        allocate = self.kv_cache_manager.allocate_slots
-        running_status = RequestStatus.RUNNING
+        """Ask for a victim whenever a running request cannot have its blocks, until the step is
+        planned."""
+        allocate, running_status = self._allocate, RequestStatus.RUNNING
 
         def watched(
             request: Any, num_new_tokens: int, num_lookahead_tokens: int = 0, **admission: Any
         ) -> Any:
-            # one call a running request and step: no *args, which would cost more than the rest
+            # one call a running request: no *args, which would cost more than the rest
             if admission:
                 return allocate(
                     request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **admission
@@ -74,10 +95,10 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
     def _lend(self) -> None:
         """Make the policy's victim the one that vLLM's PRIORITY branch finds."""
         self._give_back()
+        self._is_short = True
         victim = self.running[self.chooser.choose(self.running, self._count_blocks)]
         self._lent = (victim, victim.priority)
         victim.priority = _FIRST
-        self.policy = SchedulingPolicy.PRIORITY
 
     def _give_back(self) -> None:
         if self._lent is not None:
@@ -87,14 +108,20 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
     def _count_blocks(self, request_id: str) -> int:
         return sum(len(m.req_to_blocks.get(request_id, ())) for m in self._managers)
 
+    # --- what vLLM calls
+
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step; see vLLM."""
         self.chooser.prepare(self.running, self._pool.get_num_free_blocks())
+        if not self._reads_tell:
+            self._watch_allocations()
+        self._plans = True
         try:
             planned = super().schedule(*args, **kwargs)
         finally:
             self._give_back()
-            self.policy = self._queue_policy
+            self._plans = self._is_short = False
+            self.kv_cache_manager.allocate_slots = self._allocate
         self.chooser.planned(planned.num_scheduled_tokens, self.requests)
         if self.live_log is not None:
             self._log_step(planned)

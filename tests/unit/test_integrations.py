@@ -137,8 +137,8 @@ def test_lazy_columns_score_as_whole_views(name: str, checkpoint: str) -> None:
     for request in running:
         chooser.arrived(request, 3.0)
     if chooser.estimates is not None:
-        chooser.estimates.refresh(running, [chooser.arrived(r) for r in running])
-    views = chooser._views(running, [chooser.arrived(r) for r in running], blocks)
+        chooser.estimates.refresh(running, chooser.arrived)
+    views = chooser._views(running, blocks)
     whole = RunningViews(*views)
     policy = get_policy(name)
     assert np.array_equal(policy.score(views), policy.score(whole))
@@ -153,7 +153,7 @@ def test_answers_are_the_predictors_at_the_stride_counted_down(
     chooser = chooser_of(checkpoint, refresh_tokens=16)
     running = requests(0, 15, 16, 37)
     chooser.choose(running, blocks)
-    views = chooser._views(running, [chooser.arrived(r) for r in running], blocks)
+    views = chooser._views(running, blocks)
     asked = [SignalRequest("", "", "", "", "", "", MODEL, 10, 200)] * 4
     at_stride = age_km.remaining(asked, np.array([0, 0, 16, 32]))
     assert np.array_equal(views.remaining, np.maximum(1.0, at_stride - [0, 15, 0, 5]))
