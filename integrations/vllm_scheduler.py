@@ -10,8 +10,8 @@ policy is restored at the end of the call.
 
 How a failure is noticed: vLLM then reads ``self.policy``, and, since 0.33, reads it nowhere else
 while it plans. So the first read tells of the first failure, and a step that evicts nobody costs
-nothing. From there on (up to 0.27, where the admission phase reads it too, from the start of the
-step) each allocation is watched.
+nothing. From there to the step's end each allocation is watched (up to 0.27, where the admission
+phase reads it too, in every step).
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         self._lent: tuple[Any, int] | None = None  # the victim, and the priority it gets back
         self._managers = self.kv_cache_manager.coordinator.single_type_managers
         self._pool = self.kv_cache_manager.block_pool
-        self._allocate = self.kv_cache_manager.allocate_slots
         self._reads_tell = policy_reads_tell(vllm.__version__)
+        if not self._reads_tell:
+            self._watch_allocations()
 
     # --- noticing a shortage
 
@@ -73,9 +74,8 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         self._queue_policy = value
 
     def _watch_allocations(self) -> None:
-        """Ask for a victim whenever a running request cannot have its blocks, until the step is
-        planned."""
-        allocate, running_status = self._allocate, RequestStatus.RUNNING
+        """Ask for a victim whenever a running request cannot have its blocks."""
+        allocate, running_status = self.kv_cache_manager.allocate_slots, RequestStatus.RUNNING
 
         def watched(
             request: Any, num_new_tokens: int, num_lookahead_tokens: int = 0, **admission: Any
@@ -113,15 +113,15 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step; see vLLM."""
         self.chooser.prepare(self.running, self._pool.get_num_free_blocks())
-        if not self._reads_tell:
-            self._watch_allocations()
         self._plans = True
         try:
             planned = super().schedule(*args, **kwargs)
         finally:
             self._give_back()
+            if self._is_short and self._reads_tell:
+                # not set to what it was: found on the instance, it would slow down every step
+                del self.kv_cache_manager.allocate_slots
             self._plans = self._is_short = False
-            self.kv_cache_manager.allocate_slots = self._allocate
         self.chooser.planned(planned.num_scheduled_tokens, self.requests)
         if self.live_log is not None:
             self._log_step(planned)
