@@ -20,7 +20,7 @@ from contracts.signals import ProgressTrack, SignalRequest
 from integrations.counters import Counters
 from integrations.live import EngineRequest, Tracked
 from integrations.settings import DeploySettings
-from integrations.visible import UNSEEN_FIELDS, VisibleProgress
+from integrations.visible import SAMPLED_FIELDS, UNSEEN_FIELDS, VisibleProgress
 from predictors.base import Predictor
 from predictors.features import PROGRESS_FEATURES, PROMPT_FEATURES
 
@@ -69,9 +69,22 @@ class Estimates:
     def blind_features(self) -> tuple[str, ...]:
         """Features that the predictor reads and a scheduler cannot supply: they are NaN here."""
         hidden = {f"{kind}_{name}" for kind in ("last", "mean") for name in UNSEEN_FIELDS}
-        hidden |= {"entropy_trend", "logprob_trend", "num_newlines", "newlines_short_of_number"}
+        hidden |= {"num_newlines", "newlines_short_of_number"}
         hidden |= set(PROMPT_FEATURES) - {"prompt_tokens"}
         return tuple(name for name in self.features if name in hidden)
+
+    @property
+    def sampled_features(self) -> tuple[str, ...]:
+        """Features that are there for requests that ask for log-probabilities, NaN for others."""
+        sampled = {f"{kind}_{name}" for kind in ("last", "mean") for name in SAMPLED_FIELDS}
+        sampled |= {"entropy_trend", "logprob_trend"}
+        return tuple(name for name in self.features if name in sampled)
+
+    def tell(
+        self, tracked: Tracked, at: int, entropies: Sequence[float], logprobs: Sequence[float]
+    ) -> None:
+        """Take what the output tokens from number ``at`` on were drawn from."""
+        self._visible(tracked).tell(at, entropies, logprobs)
 
     def warm_up(self) -> None:
         """Ask once, so that what is compiled or loaded on first use is; raises what it raises."""
@@ -157,12 +170,15 @@ class Estimates:
 
     def _progress(self, request: EngineRequest, tracked: Tracked, age: int) -> ProgressTrack | None:
         """Return the records that the request closed up to ``age``, as far as they can be seen."""
-        settings = self.settings
+        values = self._visible(tracked).read(request.output_token_ids, age)
+        return ProgressTrack(self.settings.progress_stride, values) if len(values) else None
+
+    def _visible(self, tracked: Tracked) -> VisibleProgress:
         if tracked.progress is None:
+            settings = self.settings
             marks = [m if m >= 0 else None for m in (settings.think_open, settings.think_close)]
             tracked.progress = VisibleProgress(settings.progress_stride, *marks)
-        values = tracked.progress.read(request.output_token_ids, age)
-        return ProgressTrack(settings.progress_stride, values) if len(values) else None
+        return tracked.progress
 
     def _signal_request(
         self, request_id: str, prompt_tokens: int, cap: int, progress: ProgressTrack | None = None

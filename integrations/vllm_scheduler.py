@@ -29,11 +29,22 @@ from vllm.v1.request import RequestStatus
 
 from integrations.chooser import Chooser
 from integrations.live_log import LiveLog
+from integrations.sampled import signals_of
 from integrations.settings import DeploySettings, read_settings
 from integrations.versions import check_version, policy_reads_tell
 
 DEADLINE_KEY = "deadline_s"  # in SamplingParams.extra_args: seconds after arrival
 _FIRST = math.inf  # the priority lent to a victim: nobody else's is as large
+
+
+def asked_logprobs(request: Any) -> int | None:
+    """Return how many log-probabilities a token ``request`` asks for (-1: all); None for none, or
+    for those of tokens that it names."""
+    params = request.sampling_params
+    if params is None or getattr(params, "logprob_token_ids", None):
+        return None
+    count: int | None = params.logprobs
+    return count
 
 
 class _SignalVictims(Scheduler):  # type: ignore[misc]
@@ -52,6 +63,8 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         self._lent: tuple[Any, int] | None = None  # the victim, and the priority it gets back
         self._managers = self.kv_cache_manager.coordinator.single_type_managers
         self._pool = self.kv_cache_manager.block_pool
+        mode = self.vllm_config.model_config.logprobs_mode
+        self._reads_logprobs = self.chooser.reads_sampling and mode in (None, "raw_logprobs")
         self._reads_tell = policy_reads_tell(vllm.__version__)
         if not self._reads_tell:
             self._watch_allocations()
@@ -127,6 +140,42 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
             self._log_step(planned)
         return planned
 
+    def update_from_output(self, planned: Any, output: Any) -> Any:
+        """Take a step's tokens; see vLLM. What they were drawn from goes to the predictor."""
+        if output.logprobs is None or not self._reads_logprobs:
+            return super().update_from_output(planned, output)
+        before = {
+            name: self.requests[name].num_output_tokens
+            for name in planned.num_scheduled_tokens
+            if name in self.requests and asked_logprobs(self.requests[name]) is not None
+        }
+        answers = super().update_from_output(planned, output)
+        grown: dict[int, list[tuple[Any, int, int]]] = {}  # by how many logprobs they ask for
+        for name, at in before.items():
+            request = self.requests.get(name)  # None: it ended
+            if request is not None and request.num_output_tokens > at:
+                place, starts = (
+                    output.req_id_to_index[name],
+                    output.logprobs.cu_num_generated_tokens,
+                )
+                row = place if starts is None else starts[place]
+                grown.setdefault(asked_logprobs(request) or 0, []).append((request, at, row))
+        for asked, some in grown.items():
+            self._tell(some, output.logprobs.logprobs, asked)
+        return answers
+
+    def _tell(self, grown: list[tuple[Any, int, int]], logprobs: Any, asked: int) -> None:
+        """Hand over what new tokens were drawn from: of each request from its token number ``at``
+        on, listed from row ``row`` on."""
+        counts = [request.num_output_tokens - at for request, at, _ in grown]
+        rows = [row + i for (_, _, row), n in zip(grown, counts, strict=True) for i in range(n)]
+        entropies, drawn = (values.tolist() for values in signals_of(logprobs[rows], asked))
+        start = 0
+        for (request, at, _), count in zip(grown, counts, strict=True):
+            some = slice(start, start + count)
+            self.chooser.sampled(request, at, entropies[some], drawn[some])
+            start += count
+
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._give_back()  # the queue it goes to may order by priority
         self.chooser.preempted(request, request.num_computed_tokens)
@@ -142,6 +191,10 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         self.chooser.arrived(
             request, request.arrival_time + relative_s if has_deadline else math.nan
         )
+        if self.chooser.reads_sampling and not (
+            self._reads_logprobs and asked_logprobs(request) is not None
+        ):
+            self.chooser.unsampled()
         if self.live_log is not None:
             self.live_log.arrived(
                 {
