@@ -18,14 +18,22 @@ import pytest
 
 from contracts.errors import NoProgressError
 from contracts.signals import RemainingGrid, SignalRequest, build_grid
+from integrations.sampled import signals_of
+from predictors.base import Predictor
+from predictors.boosting import BoostingSettings
+from predictors.gbm_hazard import GbmHazardSettings
+from predictors.online import OnlinePredictor
 from predictors.registry import load_predictor
 from serving_sim.decisions import DriverLog, read_driver_file, step_line
 from serving_sim.engine import SimResult, StepLog, simulate
 from serving_sim.live_log import ENDED_REASONS
 from serving_sim.policies import get_policy, list_policies
+from tests.conformance import speech
 from tests.conformance.random_workloads import random_workload
 from tests.conformance.test_real_vllm import ENV, MAX_STEPS, ROOT, LogEnded, pytestmark
 from tests.synthetic_runs import MODEL, synthetic_runs
+from traces.bundled import bundled_runs
+from traces.runlog import read_runs
 from training.rows import training_set
 
 __all__ = ["pytestmark"]
@@ -190,3 +198,105 @@ def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path)
         sys.stderr.write(f"\n{policy}: {steps} steps, {preemptions} victims, {unlike} not LIFO's")
         # it parts from LIFO only where the youngest was evicted before, and others were not
         assert unlike > 0 or policy == "spare-evicted", policy
+
+
+# What a scheduler can see of a request: its age, its prompt's length, what it repeats, whether it
+# thinks, and, where it asks for log-probabilities, what its tokens were drawn from.
+VISIBLE = (
+    "age", "log_age", "prompt_tokens", "last_mean_entropy", "last_mean_logprob", "last_repetition",
+    "last_in_thinking", "mean_mean_entropy", "mean_mean_logprob", "mean_repetition",
+    "mean_in_thinking", "entropy_trend", "logprob_trend", "num_records",
+)  # fmt: skip
+SPEAKING_POLICIES = [name for name in POLICIES if get_policy(name).reads_signal]
+
+
+@pytest.fixture(scope="module")
+def gbm_hazard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small gbm-hazard checkpoint, trained on the bundled run log."""
+    folder = tmp_path_factory.mktemp("gbm-hazard")
+    settings = GbmHazardSettings(features=VISIBLE, boosting=BoostingSettings(num_trees=40))
+    settings.fit(training_set(list(read_runs(bundled_runs()))[::2])).save_pretrained(folder)
+    return folder
+
+
+def streamed_grid(log: DriverLog, predictor: Predictor, *, asked: bool = True) -> RemainingGrid:
+    """Return what an OnlinePredictor answers when it is fed each request token by token; unless
+    ``asked``, without what the tokens were drawn from."""
+    workload = log.workload
+    model = predictor.provenance.models[0]
+    answers: list[float] = []
+    offsets = [0]
+    for index, name in enumerate(workload.request_ids):
+        online = OnlinePredictor(
+            predictor,
+            stride=REFRESH_TOKENS,
+            think_open=speech.THINK_OPEN,
+            think_close=speech.THINK_CLOSE,
+        )
+        prompt, cap = int(workload.prompt_tokens[index]), int(workload.max_tokens[index])
+        online.start(SignalRequest(name, name, name, "", "", "", model, prompt, cap))
+        listed = speech.asked_by(index) if asked else None
+        drawn = np.full((2, speech.MAX_TOKENS), np.nan)
+        if listed is not None:
+            drawn = np.array(signals_of(speech.logprobs_of(index), listed))
+        for age in range(int(workload.output_tokens[index])):
+            if age % REFRESH_TOKENS == 0:
+                answers += online.remaining([name]).tolist()
+            token = speech.tokens_of(index)[age]
+            online.update(name, [token], [""], [float(drawn[0, age])], [float(drawn[1, age])])
+        offsets.append(len(answers))
+    return RemainingGrid(
+        name="streamed",
+        stride=REFRESH_TOKENS,
+        offsets=np.array(offsets),
+        remaining=np.array(answers),
+        upper=np.full(len(answers), np.nan),
+        upper_level=0.9,
+        sources=(frozenset(),),
+        source_of=np.zeros(len(workload), dtype=np.int64),
+    )
+
+
+def test_gbm_hazard_in_the_scheduler_is_the_online_predictor_in_the_step_engine(
+    tmp_path: Path, gbm_hazard: Path
+) -> None:
+    """Streamed progress included: tokens, thinking marks, and log-probabilities where asked for."""
+    environ = {
+        "PREEMPTBENCH_CHECKPOINT": str(gbm_hazard),
+        "PREEMPTBENCH_REFRESH_TOKENS": str(REFRESH_TOKENS),
+        "PREEMPTBENCH_BUDGET_US": "60000000",
+        "PREEMPTBENCH_THINK_OPEN": str(speech.THINK_OPEN),
+        "PREEMPTBENCH_THINK_CLOSE": str(speech.THINK_CLOSE),
+    }
+    workloads, policies = [], []
+    for index, policy in enumerate(SPEAKING_POLICIES):
+        for number in range(NUM_EACH):
+            workload = crowded(100_000 + 1000 * index + number)
+            own = environ | {"PREEMPTBENCH_POLICY": policy}
+            workloads.append(workload | {"environ": own, "speaks": True})
+            policies.append(policy)
+    logs = run_vllm(workloads, tmp_path / "run")
+    predictor = load_predictor(gbm_hazard)
+    steps = preemptions = unlike = sampling_mattered = 0
+    for path, policy in zip(logs, policies, strict=True):
+        log, left = read_driver_file(path), left_of(path)
+        grid = streamed_grid(log, predictor)
+        result = compare(log, policy, grid)
+        counters = left["counters"]
+        assert counters["fallback_error"] == counters["fallback_late"] == 0
+        assert counters["fallback_unsound"] == 0
+        if result is not None:
+            assert left["num_tracked"] == 0
+            unasked = [speech.asked_by(i) for i in range(len(log.workload))].count(None)
+            assert counters["without_logprobs"] == unasked
+        blind = streamed_grid(log, predictor, asked=False)
+        sampling_mattered += not np.array_equal(blind.remaining, grid.remaining)
+        steps += left["num_steps"]
+        preemptions += counters["preemptions"]
+        unlike += counters["unlike_lifo"]
+    sys.stderr.write(
+        f"\ngbm-hazard: {len(logs)} workloads, {steps} steps, {preemptions} victims, "
+        f"{unlike} not LIFO's; log-probabilities changed answers in {sampling_mattered} workloads"
+    )
+    assert unlike > 0
+    assert sampling_mattered > len(logs) // 4
