@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import vllm
@@ -28,10 +27,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from integrations.chooser import Chooser
-from integrations.live_log import LiveLog
 from integrations.sampled import signals_of
-from integrations.settings import DeploySettings, read_settings
+from integrations.settings import read_settings
 from integrations.versions import check_version, policy_reads_tell
+from integrations.vllm_log import SchedulerLog
 
 DEADLINE_KEY = "deadline_s"  # in SamplingParams.extra_args: seconds after arrival
 _FIRST = math.inf  # the priority lent to a victim: nobody else's is as large
@@ -59,7 +58,10 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         settings = read_settings(self.vllm_config.additional_config)
         model = self.vllm_config.model_config.model or ""
         self.chooser = Chooser(settings, str(model), self.now_s)
-        self.live_log = self._open_log(settings)
+        self.live_log: SchedulerLog | None = None
+        if settings.decisions:
+            is_async = isinstance(self, AsyncScheduler)
+            self.live_log = SchedulerLog(self, settings, vllm.__version__, is_async=is_async)
         self._lent: tuple[Any, int] | None = None  # the victim, and the priority it gets back
         self._managers = self.kv_cache_manager.coordinator.single_type_managers
         self._pool = self.kv_cache_manager.block_pool
@@ -137,13 +139,20 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
             self._plans = self._is_short = False
         self.chooser.planned(planned.num_scheduled_tokens, self.requests)
         if self.live_log is not None:
-            self._log_step(planned)
+            self.live_log.step(planned)
         return planned
 
     def update_from_output(self, planned: Any, output: Any) -> Any:
         """Take a step's tokens; see vLLM. What they were drawn from goes to the predictor."""
-        if output.logprobs is None or not self._reads_logprobs:
-            return super().update_from_output(planned, output)
+        if output.logprobs is not None and self._reads_logprobs:
+            answers = self._update_and_tell(planned, output)
+        else:
+            answers = super().update_from_output(planned, output)
+        if self.live_log is not None:
+            self.live_log.returned(planned)
+        return answers
+
+    def _update_and_tell(self, planned: Any, output: Any) -> Any:
         before = {
             name: self.requests[name].num_output_tokens
             for name in planned.num_scheduled_tokens
@@ -180,7 +189,7 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         self._give_back()  # the queue it goes to may order by priority
         self.chooser.preempted(request, request.num_computed_tokens)
         if self.live_log is not None:
-            self._victims.append(request.request_id)
+            self.live_log.preempted(request)
         return super()._preempt_request(request, *args, **kwargs)
 
     def add_request(self, request: Any) -> None:
@@ -196,81 +205,21 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         ):
             self.chooser.unsampled()
         if self.live_log is not None:
-            self.live_log.arrived(
-                {
-                    "id": request.request_id,
-                    "prompt": request.num_prompt_tokens,
-                    "max_tokens": request.max_tokens,
-                    "priority": request.priority,
-                },
-                request.arrival_time,
-            )
+            self.live_log.arrived(request)
         super().add_request(request)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.chooser.ended(request.request_id)
         if self.live_log is not None:
-            reason = str(request.get_finished_reason())
-            self.live_log.ended(request.request_id, request.num_output_tokens, reason)
+            self.live_log.ended(request, str(request.get_finished_reason()))
         return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:
         """Write the last counters; see vLLM."""
         self.chooser.report()
         if self.live_log is not None:
-            for request in self.requests.values():
-                self.live_log.ended(request.request_id, request.num_output_tokens, "unfinished")
             self.live_log.close()
         super().shutdown()
-
-    def _open_log(self, settings: DeploySettings) -> LiveLog | None:
-        if not settings.decisions:
-            return None
-        self._victims: list[str] = []
-        config, cache = self.scheduler_config, self.cache_config
-        engine = {
-            "num_blocks": self.kv_cache_config.num_blocks,
-            "block_size": self.block_size,
-            "max_num_seqs": config.max_num_seqs,
-            "max_num_batched_tokens": config.max_num_batched_tokens,
-            "max_model_len": self.max_model_len,
-            "policy": self.policy.value,
-            "enable_prefix_caching": bool(cache.enable_prefix_caching),
-            "enable_chunked_prefill": bool(config.enable_chunked_prefill),
-            "long_prefill_token_threshold": config.long_prefill_token_threshold,
-            "async_scheduling": isinstance(self, AsyncScheduler),
-        }
-        for ours, theirs in _NEWER_SETTINGS.items():
-            if hasattr(config, theirs):  # which of them exist depends on vLLM's version
-                engine[ours] = getattr(config, theirs)
-        header = {"vllm_version": vllm.__version__, "victims_by": settings.policy, "engine": engine}
-        return LiveLog(Path(settings.decisions), header, self.now_s())
-
-    def _log_step(self, planned: Any) -> None:
-        if self.live_log is None:
-            return
-        running, waiting = self.running, self.waiting
-        self.live_log.step(
-            self.now_s(),
-            {
-                "sched": planned.num_scheduled_tokens,
-                "preempted": self._victims,
-                "finished_before": sorted(planned.finished_req_ids),
-                "running": [request.request_id for request in running],
-                "waiting": [request.request_id for request in waiting],
-                "n_running": len(running),
-                "n_waiting": len(waiting),
-                "free": self._pool.get_num_free_blocks(),
-            },
-        )
-        self._victims = []
-
-
-_NEWER_SETTINGS = {
-    "reserve_full_isl": "scheduler_reserve_full_isl",
-    "watermark": "watermark",
-    "long_prefill_token_threshold_adaptive": "long_prefill_token_threshold_adaptive",
-}
 
 
 class SignalScheduler(_SignalVictims, AsyncScheduler):  # type: ignore[misc]

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 
 from contracts.errors import NoProgressError
 from contracts.signals import RemainingGrid, SignalRequest, build_grid
+from eval.log_replay import replay_log
+from eval.what_if import predictor_grid, what_if
 from integrations.sampled import signals_of
 from predictors.base import Predictor
 from predictors.boosting import BoostingSettings
@@ -26,8 +29,9 @@ from predictors.online import OnlinePredictor
 from predictors.registry import load_predictor
 from serving_sim.decisions import DriverLog, read_driver_file, step_line
 from serving_sim.engine import SimResult, StepLog, simulate
-from serving_sim.live_log import ENDED_REASONS
+from serving_sim.live_log import ENDED_REASONS, read_recorded
 from serving_sim.policies import get_policy, list_policies
+from serving_sim.profile import AffineProfile
 from tests.conformance import speech
 from tests.conformance.random_workloads import random_workload
 from tests.conformance.test_real_vllm import ENV, MAX_STEPS, ROOT, LogEnded, pytestmark
@@ -163,6 +167,24 @@ def check_live_log(path: Path, log: DriverLog, *, is_whole: bool) -> None:
     assert all(line["reason"] in ENDED_REASONS for line in ended) or not is_whole
 
 
+def check_replay(path: Path, policy: str, checkpoint: Path | None, replays: Counter[str]) -> None:
+    """Let ``preemptbench validate`` and ``what-if`` read what the scheduler logged itself."""
+    recorded = read_recorded(path.with_suffix(".live.jsonl"))
+    grid = None
+    if checkpoint is not None:
+        predictor, workload = load_predictor(checkpoint), recorded.log.workload
+        grid = predictor_grid(predictor, workload, recorded.refresh_tokens, whole=True)
+    found = replay_log(recorded, get_policy(policy), grid)
+    assert recorded.victims_by == policy
+    assert found.is_equal, found
+    replays.update(logs=1, steps=found.num_equal_steps, victims=found.num_equal_victims)
+    replays.update(censored=found.num_censored)
+    if recorded.num_steps > 50:
+        profile = AffineProfile("test", 0.01, 0.0001, 0.0)
+        for row in what_if(recorded, [get_policy("lifo"), get_policy(policy)], grid, profile):
+            assert row.makespan_s > 0.0
+
+
 def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path) -> None:
     environs, workloads, policies = {}, [], []
     for index, policy in enumerate(POLICIES):
@@ -179,6 +201,7 @@ def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path)
             policies.append(policy)
     logs = run_vllm(workloads, tmp_path / "run")
     total: dict[str, list[int]] = {policy: [0, 0, 0] for policy in POLICIES}
+    replays: Counter[str] = Counter()
     for path, policy in zip(logs, policies, strict=True):
         log, left = read_driver_file(path), left_of(path)
         signal = grid_of(log, checkpoint) if get_policy(policy).reads_signal else None
@@ -192,12 +215,17 @@ def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path)
             assert counters["preemptions"] == result.num_preemptions
             assert counters["recomputed_tokens"] == result.recomputed_tokens
         check_live_log(path, log, is_whole=result is not None)
+        if log.workload.prefix_groups is None:  # a live log does not know who shares a prefix
+            reads = get_policy(policy).reads_signal
+            check_replay(path, policy, checkpoint if reads else None, replays)
         sums = (left["num_steps"], counters["preemptions"], counters["unlike_lifo"])
         total[policy] = [a + b for a, b in zip(total[policy], sums, strict=True)]
     for policy, (steps, preemptions, unlike) in total.items():
         sys.stderr.write(f"\n{policy}: {steps} steps, {preemptions} victims, {unlike} not LIFO's")
         # it parts from LIFO only where the youngest was evicted before, and others were not
         assert unlike > 0 or policy == "spare-evicted", policy
+    sys.stderr.write(f"\nreplayed from the scheduler's own logs, all equal: {dict(replays)}")
+    assert replays["victims"] > 0
 
 
 # What a scheduler can see of a request: its age, its prompt's length, what it repeats, whether it

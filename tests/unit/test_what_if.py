@@ -49,6 +49,8 @@ def write_live(folder: Path, *, cut: tuple[str, ...] = ()) -> tuple[Path, list[d
     ended = {row["id"]: row["output"] for row in rows}
 
     def on_step(step: StepLog) -> None:
+        if step.num_returned:
+            log.returned(step.num_returned)
         while waiting and waiting[0]["arrival"] <= step.start_s:
             row = waiting.pop(0)
             known = {key: row[key] for key in ("id", "prompt", "max_tokens")}
@@ -179,7 +181,7 @@ def test_damaged_logs_are_refused(lines: list[str], said: str, tmp_path: Path) -
     path = tmp_path / "bad.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(InvalidInput, match=said):
-        read_recorded(path)
+        _ = read_recorded(path).profile
 
 
 def test_a_full_disk_ends_the_log_not_the_engine(tmp_path: Path) -> None:
