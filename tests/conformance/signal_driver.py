@@ -5,7 +5,8 @@ Runs in vLLM's environment, from the root of this repository:
     python -m tests.conformance.signal_driver workloads.jsonl LOG_FOLDER [--max-steps N]
 
 Each line is a driver workload with one more field, ``environ`` (None: vLLM's own scheduler). With
-``speaks`` its requests write what tests/conformance/speech.py says, and some ask for logprobs.
+``speaks`` its requests write what tests/conformance/speech.py says, and some ask for logprobs;
+with ``leave`` every so many steps the client of one unfinished request leaves.
 ``LOG_FOLDER/NNNN.jsonl`` is its decision log, ``NNNN.json`` what is left when it ended.
 """
 
@@ -51,6 +52,22 @@ class SpeakingRun(Run):
         return LogprobsLists(ids, listed, ids[:, 0], None if is_dense else starts)
 
 
+class LeavingRun(Run):
+    """Every ``leave`` steps a client leaves: whoever comes first of a fixed shuffle."""
+
+    leave = 5
+
+    def _plan(self) -> bool:
+        from vllm.v1.request import RequestStatus
+
+        unfinished = [name for name, r in self.scheduler.requests.items() if not r.is_finished()]
+        if unfinished and self.num_steps % self.leave == self.leave - 1:
+            name = min(unfinished, key=lambda one: self.index[one] * 7919 % 104_729)
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self.num_finished += 1
+        return super()._plan()
+
+
 def scheduler_class(is_async: bool) -> str:
     """Return the class to ask vLLM for."""
     return f"integrations.vllm_scheduler.{'' if is_async else 'Sync'}SignalScheduler"
@@ -66,7 +83,7 @@ def use_virtual_clock(now_s: Callable[[], float]) -> None:
 def play(workload: dict[str, Any], folder: Path, number: int, version: str, max_steps: int) -> None:
     """Run one workload and write its two files."""
     environ = workload.pop("environ")
-    speaks = workload.pop("speaks", False)
+    speaks, leave = workload.pop("speaks", False), workload.pop("leave", 0)
     engine = dict(workload["engine"])
     for key in [key for key in os.environ if key.startswith("PREEMPTBENCH_")]:
         del os.environ[key]
@@ -82,8 +99,10 @@ def play(workload: dict[str, Any], folder: Path, number: int, version: str, max_
         rows = workload["requests"]
         if speaks:
             rows = [row | {"logprobs": speech.asked_by(i)} for i, row in enumerate(rows)]
-        kind = SpeakingRun if speaks else Run
+        kind = SpeakingRun if speaks else LeavingRun if leave else Run
         run = kind({"engine": engine, "requests": rows}, log)
+        if isinstance(run, LeavingRun):
+            run.leave = leave
         use_virtual_clock(lambda: run.clock_s)
         run.play(max_steps)
     left: dict[str, Any] = {"num_finished": run.num_finished, "num_steps": run.num_steps}

@@ -228,6 +228,26 @@ def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path)
     assert replays["victims"] > 0
 
 
+def test_logs_of_clients_that_leave_are_replayed_whole(tmp_path: Path) -> None:
+    """What a driver's log cannot hold, and a server's does every day: requests that are aborted."""
+    workloads, policies = [], ("lifo", "fifo", "least-computed")
+    for number in range(NUM_EACH * len(policies)):
+        environ = {
+            "PREEMPTBENCH_POLICY": policies[number % len(policies)],
+            "PREEMPTBENCH_DECISIONS": "beside the driver's log",
+        }
+        workload = crowded(2 * (250_000 + number))  # even: no shared prefixes
+        workloads.append(workload | {"environ": environ, "leave": 2 + number % 9})
+    replays: Counter[str] = Counter()
+    logs = run_vllm(workloads, tmp_path / "run")
+    for number, path in enumerate(logs):
+        check_replay(path, policies[number % len(policies)], None, replays)
+        assert left_of(path)["num_tracked"] == 0 or left_of(path)["num_steps"] == MAX_STEPS
+    sys.stderr.write(f"\nwith clients that leave, all equal: {dict(replays)}")
+    assert replays["censored"] > len(logs)
+    assert replays["victims"] > 0
+
+
 # What a scheduler can see of a request: its age, its prompt's length, what it repeats, whether it
 # thinks, and, where it asks for log-probabilities, what its tokens were drawn from.
 VISIBLE = (
