@@ -6,12 +6,11 @@ The same workload (1,024 requests, a pool that is always short) is planned by vL
 and by ours, in turns, in one process, without the garbage collector: CPU time of the planning
 thread, on steps with at least 200 running requests. *Hook* is ours with ``lifo`` less vLLM's own,
 less what its chooser takes (timed in runs of its own, as the timing costs something too): the two
-plan the same steps, so each step is compared with itself.
-*Least* takes the smallest time of each step over the repetitions, *median* is the median over
-repetitions of the paired difference. *Decide* is what the chooser took (asking the predictor
-ahead, choosing, counting). Hook and decide are the overhead of a policy. No GPU and no model.
-Without numba in vLLM's environment (its GPU packages bring it), gbm-hazard is answered by numpy:
-the table says so.
+plan the same steps, so each step is compared with itself. *Least* takes the smallest time of each
+step over the repetitions, *median* the median. *Decide* is what the chooser took (asking the
+predictor ahead, choosing, counting). Hook and decide are the overhead of a policy. No GPU and no
+model. Without numba in vLLM's environment (its GPU packages bring it), gbm-hazard is answered by
+numpy: the table says so.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -139,24 +139,20 @@ def inside(repeats: int, max_steps: int, checkpoints: list[str]) -> None:
 def row_of(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return the overhead of one policy, in microseconds a step."""
     steps = [i for i, full in enumerate(runs["lifo"][0]["crowded"]) if full]
-    stock, lifo = (least_by_step(runs[one]) for one in ("stock", "unwatched"))
-    hook_us = mean_us(lifo, steps) - mean_us(stock, steps) - min(decide_us(runs["lifo"]))
-    paired_us = [
-        mean_us(ours["seconds"], steps) - mean_us(theirs["seconds"], steps) - decide
-        for ours, theirs, decide in zip(
-            runs["unwatched"], runs["stock"], decide_us(runs["lifo"]), strict=True
-        )
-    ]
+    hook = {}
+    for way, of_times in (("least", min), ("median", statistics.median)):
+        stock, lifo = (by_step(runs[one], of_times, steps) for one in ("stock", "unwatched"))
+        hook[way] = lifo - stock - of_times(decide_us(runs["lifo"]))
     decide = decide_us(runs[name])
     counters = min((run["counters"] for run in runs[name]), key=lambda c: c["chooser_seconds"])
     return {
         "policy": name,
         "crowded_steps": len(steps),
-        "stock_us": mean_us(stock, steps),
-        "hook_us": hook_us,
+        "stock_us": by_step(runs["stock"], min, steps),
+        "hook_us": hook["least"],
         "decide_us": min(decide),
-        "least_us": hook_us + min(decide),
-        "median_us": statistics.median(paired_us) + statistics.median(decide),
+        "least_us": hook["least"] + min(decide),
+        "median_us": hook["median"] + statistics.median(decide),
         "worst_step_us": min(max(run["seconds"]) * 1e6 for run in runs[name]),
         "decisions_per_step": counters["decisions"] / counters["steps"],
         "old": counters["old_answers"],
@@ -164,14 +160,13 @@ def row_of(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def least_by_step(runs: list[dict[str, Any]]) -> list[float]:
-    """Return the smallest seconds of each step; all repetitions plan the same ones."""
-    return [min(times) for times in zip(*(run["seconds"] for run in runs), strict=True)]
-
-
-def mean_us(seconds: list[float], steps: list[int]) -> float:
-    """Return the mean of some of the steps, in microseconds."""
-    return 1e6 * sum(seconds[i] for i in steps) / len(steps)
+def by_step(
+    runs: list[dict[str, Any]], of_times: Callable[[Any], float], steps: list[int]
+) -> float:
+    """Return the mean over ``steps`` of one of each step's times, in microseconds; all repetitions
+    plan the same steps."""
+    times = list(zip(*(run["seconds"] for run in runs), strict=True))
+    return 1e6 * sum(of_times(times[i]) for i in steps) / len(steps)
 
 
 def decide_us(runs: list[dict[str, Any]]) -> list[float]:
