@@ -199,7 +199,11 @@ class Chooser:
                 if after >= tracked.peak_tokens:
                     tracked.peak_tokens = 0
                     del self._returning[name]
-        if step_s >= self._next_report_s:
+        self.report_if_due()
+
+    def report_if_due(self) -> None:
+        """Report, if ``report_every_s`` went by since the last time."""
+        if time.monotonic() >= self._next_report_s:
             self.report()
 
     def report(self) -> None:

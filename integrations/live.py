@@ -19,15 +19,32 @@ from integrations.visible import VisibleProgress
 class EngineRequest(Protocol):
     """What is read of vLLM's Request; names are vLLM's."""
 
-    request_id: str
-    arrival_time: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_computed_tokens: int
-    max_tokens: int
-    num_preemptions: int
-    priority: int
-    output_token_ids: Sequence[int]
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def arrival_time(self) -> float: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def num_preemptions(self) -> int: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def output_token_ids(self) -> Sequence[int]: ...
 
 
 @dataclass(slots=True, eq=False)
