@@ -47,11 +47,12 @@ class LogReplay:
     ``num_equal_steps`` of the ``num_steps`` logged were planned alike: the same tokens for the same
     requests in the same order, victims, queues and free blocks. ``num_equal_victims`` of the
     ``num_victims`` logged are those that the policy names in the same state; a victim that could
-    not be asked for, because the states had parted, counts as another. ``stopped`` says why the
-    replay ended before the log.
+    not be asked for, because the states had parted, counts as another. ``logged_policy`` is None
+    where the log does not say. ``stopped`` says why the replay ended before the log.
     """
 
     log: str
+    logged_policy: str | None
     policy: str
     signal: str
     num_requests: int
@@ -153,6 +154,7 @@ def replay_log(
         stopped = f"step {follower._at + 1}: {error}"
     return LogReplay(
         log=str(log.path),
+        logged_policy=recorded.victims_by,
         policy=policy.name if policy is not None else f"the engine's own ({log.config.scheduling})",
         signal=signal.name if signal is not None else "none",
         num_requests=len(log.workload),

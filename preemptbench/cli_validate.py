@@ -185,7 +185,8 @@ def format_replay(outcome: LogReplay) -> str:
             f"note: {outcome.num_censored} of {outcome.num_requests} requests were cut off; they "
             "end here where the log cut them"
         )
-    if not outcome.is_equal:
+    is_own = outcome.logged_policy in (None, outcome.policy)
+    if outcome.first_difference is not None or (is_own and not outcome.is_equal):
         lines.append(
             "note: a log holds no texts: prefixes that requests shared, streamed progress and a "
             "predictor that was late are known causes of such differences"
