@@ -1,10 +1,9 @@
 """This project's victim rule as SGLang's retraction order, through SGLang's own plug-in hooks.
 
-Installed beside SGLang, ``register`` is found by itself (entry-point group ``sglang.srt.plugins``);
-it does nothing unless PREEMPTBENCH_POLICY is set. SGLang asks ``_get_decode_retraction_order`` whom
-to keep, most wanted first, and retracts from its end until the next decode step fits. The hook puts
-the policy's victims there, chosen one after the other as in the simulator's SGLang mode; whoever
-comes before them stands in SGLang's own order.
+SGLang asks ``_get_decode_retraction_order`` whom to keep, most wanted first, and retracts from its
+end until the next decode step fits. The hook puts the policy's victims there, chosen one after the
+other as in the simulator's SGLang mode; whoever comes before them stands in SGLang's own order.
+integrations/sglang_entry.py is what SGLang finds.
 """
 
 from __future__ import annotations
@@ -198,11 +197,9 @@ class Retraction:
             log.warning("%s; not said again", message)
 
 
-def register() -> None:
-    """Hook the retraction order, if PREEMPTBENCH_POLICY is set. What cannot work is raised; SGLang
-    logs that and serves with its own order."""
-    if not os.environ.get(PREFIX + "POLICY"):
-        return
+def hook() -> None:
+    """Hook the retraction order. What cannot work is raised: SGLang logs it and serves with its own
+    order."""
     import sglang
     from sglang.srt.plugins.hook_registry import (
         HookRegistry,

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ENTRY_POINTS = "[sglang.srt.plugins]\npreemptbench = integrations.sglang_plugin:register\n"
+ENTRY_POINTS = "[sglang.srt.plugins]\npreemptbench = integrations.sglang_entry:register\n"
 
 
 def find_plugin() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,7 +229,14 @@ def test_what_cannot_work_is_refused() -> None:
     check_sglang_version("0.5.23")
 
 
-def test_nothing_happens_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang loads every plug-in it finds; this one must not even import SGLang then."""
-    monkeypatch.delenv("PREEMPTBENCH_POLICY", raising=False)
-    sglang_plugin.register()
+def test_nothing_happens_unless_asked_for() -> None:
+    """SGLang loads every plug-in it finds; this one must not import anything then."""
+    code = (
+        "from integrations.sglang_entry import register; register(); import sys;"
+        "print(any(name in sys.modules for name in ('numpy', 'sglang', 'integrations.chooser')))"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "PREEMPTBENCH_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
