@@ -94,14 +94,6 @@ class Chooser:
         names = ", ".join(self.estimates.sampled_features) if self.estimates is not None else ""
         self._say_once("a request asks for no log-probabilities: %s are missing for it", names)
 
-    def sampled(
-        self, request: EngineRequest, at: int, entropies: list[float], logprobs: list[float]
-    ) -> None:
-        """Take entropies (nats) and log-probabilities of the tokens that ``request`` wrote from
-        number ``at`` on."""
-        if self.estimates is not None:
-            self.estimates.tell(self.arrived(request), at, entropies, logprobs)
-
     def arrived(self, request: EngineRequest, deadline_s: float = math.nan) -> Tracked:
         """Remember a request, unless it is known; ``deadline_s`` is absolute, NaN for none."""
         tracked = self.tracked.get(request.request_id)

@@ -80,12 +80,6 @@ class Estimates:
         sampled |= {"entropy_trend", "logprob_trend"}
         return tuple(name for name in self.features if name in sampled)
 
-    def tell(
-        self, tracked: Tracked, at: int, entropies: Sequence[float], logprobs: Sequence[float]
-    ) -> None:
-        """Take what the output tokens from number ``at`` on were drawn from."""
-        self._visible(tracked).tell(at, entropies, logprobs)
-
     def warm_up(self) -> None:
         """Ask once, so that what is compiled or loaded on first use is; raises what it raises."""
         request = self._signal_request("warm-up", 16, 64)
@@ -170,10 +164,11 @@ class Estimates:
 
     def _progress(self, request: EngineRequest, tracked: Tracked, age: int) -> ProgressTrack | None:
         """Return the records that the request closed up to ``age``, as far as they can be seen."""
-        values = self._visible(tracked).read(request.output_token_ids, age)
+        values = self.visible(tracked).read(request.output_token_ids, age)
         return ProgressTrack(self.settings.progress_stride, values) if len(values) else None
 
-    def _visible(self, tracked: Tracked) -> VisibleProgress:
+    def visible(self, tracked: Tracked) -> VisibleProgress:
+        """Return what is seen of the request's progress, to be told what it was drawn from."""
         if tracked.progress is None:
             settings = self.settings
             marks = [m if m >= 0 else None for m in (settings.think_open, settings.think_close)]

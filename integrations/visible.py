@@ -37,14 +37,16 @@ class VisibleProgress:
         self._in_thinking = False
         self._told: list[tuple[float, float]] = []  # of tokens since the last closed record
 
-    def tell(self, at: int, entropies: Sequence[float], logprobs: Sequence[float]) -> None:
-        """Take entropies (nats) and log-probabilities of the output tokens from number ``at`` on.
+    def tell(self, at: int, drawn: Sequence[tuple[float, float]]) -> None:
+        """Take (entropy in nats, log-probability) of the output tokens from number ``at`` on.
 
         Tell of tokens in order. A record with a token that was never told of has neither.
         """
-        missed = at - len(self.values) * self.stride - len(self._told)
-        self._told += [(math.nan, math.nan)] * missed
-        self._told += zip(entropies, logprobs, strict=True)
+        told = self._told
+        missed = at - len(self.values) * self.stride - len(told)
+        if missed:
+            told += [(math.nan, math.nan)] * missed
+        told += drawn
 
     def read(self, tokens: Sequence[int], age: int) -> FloatArray:
         """Close the records up to ``age``; return all, float64 (age // stride, 6).

@@ -27,7 +27,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from integrations.chooser import Chooser
-from integrations.sampled import signals_of
+from integrations.sampled import Asking, tell_drawn
 from integrations.settings import read_settings
 from integrations.versions import check_version, policy_reads_tell
 from integrations.vllm_log import SchedulerLog
@@ -66,7 +66,8 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         self._managers = self.kv_cache_manager.coordinator.single_type_managers
         self._pool = self.kv_cache_manager.block_pool
         mode = self.vllm_config.model_config.logprobs_mode
-        self._reads_logprobs = self.chooser.reads_sampling and mode in (None, "raw_logprobs")
+        self._lists_logprobs = mode in (None, "raw_logprobs")
+        self._asking: dict[str, Asking] = {}  # requests whose log-probabilities are read
         self._reads_tell = policy_reads_tell(vllm.__version__)
         if not self._reads_tell:
             self._watch_allocations()
@@ -144,7 +145,7 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
 
     def update_from_output(self, planned: Any, output: Any) -> Any:
         """Take a step's tokens; see vLLM. What they were drawn from goes to the predictor."""
-        if output.logprobs is not None and self._reads_logprobs:
+        if output.logprobs is not None and self._asking:
             answers = self._update_and_tell(planned, output)
         else:
             answers = super().update_from_output(planned, output)
@@ -153,37 +154,11 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         return answers
 
     def _update_and_tell(self, planned: Any, output: Any) -> Any:
-        before = {
-            name: self.requests[name].num_output_tokens
-            for name in planned.num_scheduled_tokens
-            if name in self.requests and asked_logprobs(self.requests[name]) is not None
-        }
+        asking = [self._asking.get(name) for name in planned.num_scheduled_tokens]
+        before = [(one, one.request.num_output_tokens) for one in asking if one is not None]
         answers = super().update_from_output(planned, output)
-        grown: dict[int, list[tuple[Any, int, int]]] = {}  # by how many logprobs they ask for
-        for name, at in before.items():
-            request = self.requests.get(name)  # None: it ended
-            if request is not None and request.num_output_tokens > at:
-                place, starts = (
-                    output.req_id_to_index[name],
-                    output.logprobs.cu_num_generated_tokens,
-                )
-                row = place if starts is None else starts[place]
-                grown.setdefault(asked_logprobs(request) or 0, []).append((request, at, row))
-        for asked, some in grown.items():
-            self._tell(some, output.logprobs.logprobs, asked)
+        tell_drawn(before, output.req_id_to_index, output.logprobs)
         return answers
-
-    def _tell(self, grown: list[tuple[Any, int, int]], logprobs: Any, asked: int) -> None:
-        """Hand over what new tokens were drawn from: of each request from its token number ``at``
-        on, listed from row ``row`` on."""
-        counts = [request.num_output_tokens - at for request, at, _ in grown]
-        rows = [row + i for (_, _, row), n in zip(grown, counts, strict=True) for i in range(n)]
-        entropies, drawn = (values.tolist() for values in signals_of(logprobs[rows], asked))
-        start = 0
-        for (request, at, _), count in zip(grown, counts, strict=True):
-            some = slice(start, start + count)
-            self.chooser.sampled(request, at, entropies[some], drawn[some])
-            start += count
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._give_back()  # the queue it goes to may order by priority
@@ -197,19 +172,23 @@ class _SignalVictims(Scheduler):  # type: ignore[misc]
         extra = getattr(request.sampling_params, "extra_args", None) or {}
         relative_s = extra.get(DEADLINE_KEY)
         has_deadline = isinstance(relative_s, int | float)
-        self.chooser.arrived(
+        tracked = self.chooser.arrived(
             request, request.arrival_time + relative_s if has_deadline else math.nan
         )
-        if self.chooser.reads_sampling and not (
-            self._reads_logprobs and asked_logprobs(request) is not None
-        ):
-            self.chooser.unsampled()
+        if self.chooser.reads_sampling and self.chooser.estimates is not None:
+            count = asked_logprobs(request) if self._lists_logprobs else None
+            if count is None:
+                self.chooser.unsampled()
+            else:
+                progress = self.chooser.estimates.visible(tracked)
+                self._asking[request.request_id] = Asking(request, count, progress)
         if self.live_log is not None:
             self.live_log.arrived(request)
         super().add_request(request)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.chooser.ended(request.request_id)
+        self._asking.pop(request.request_id, None)
         if self.live_log is not None:
             self.live_log.ended(request, str(request.get_finished_reason()))
         return super()._free_request(request, *args, **kwargs)

@@ -322,7 +322,7 @@ def test_visible_progress_is_the_trackers(vocabulary: int, stride: int, told: fl
     visible = VisibleProgress(stride, 0, 1)
     for number, (entropy, logprob) in enumerate(drawn.tolist()):
         if entropy == entropy:
-            visible.tell(number, [entropy], [logprob])
+            visible.tell(number, [(entropy, logprob)])
         if rng.random() < 0.05 or number == 399:
             found = visible.read(tokens[: number + 1], number + 1)
             assert len(found) == (number + 1) // stride
@@ -387,8 +387,10 @@ def test_sampling_reaches_the_predictor_and_its_absence_is_said_once(
     assert chooser.counters.without_logprobs == 3
     assert chooser.reads_sampling
     running = requests(64, 64)
+    assert chooser.estimates is not None
     for request, entropy in zip(running, (0.5, 1.5), strict=True):
-        chooser.sampled(request, 0, [entropy] * 64, [-0.5] * 64)
+        visible = chooser.estimates.visible(chooser.arrived(request))
+        visible.tell(0, [(entropy, -0.5)] * 64)
     chooser.choose(running, blocks)
     young, old = chooser._views(running, blocks).remaining.tolist()
     assert young > old  # in these runs, entropy rises towards the end
