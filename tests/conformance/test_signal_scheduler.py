@@ -6,6 +6,7 @@ Run by ``make conformance``; the environment variables are those of test_real_vl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -179,10 +180,12 @@ def check_replay(path: Path, policy: str, checkpoint: Path | None, replays: Coun
     assert found.is_equal, found
     replays.update(logs=1, steps=found.num_equal_steps, victims=found.num_equal_victims)
     replays.update(censored=found.num_censored)
-    if recorded.num_steps > 50:
+    if recorded.num_steps < MAX_STEPS:  # else it may be a livelock, which what-if refuses
         profile = AffineProfile("test", 0.01, 0.0001, 0.0)
-        for row in what_if(recorded, [get_policy("lifo"), get_policy(policy)], grid, profile):
-            assert row.makespan_s > 0.0
+        with contextlib.suppress(NoProgressError):  # the logged policy may livelock on this clock
+            rows = what_if(recorded, [get_policy("lifo"), get_policy(policy)], grid, profile)
+            assert all(row.makespan_s > 0.0 for row in rows)
+            replays.update(what_if=1)
 
 
 def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path) -> None:
@@ -226,6 +229,7 @@ def test_every_other_policy_is_the_step_engine(tmp_path: Path, checkpoint: Path)
         assert unlike > 0 or policy == "spare-evicted", policy
     sys.stderr.write(f"\nreplayed from the scheduler's own logs, all equal: {dict(replays)}")
     assert replays["victims"] > 0
+    assert replays["what_if"] > replays["logs"] // 2
 
 
 def test_logs_of_clients_that_leave_are_replayed_whole(tmp_path: Path) -> None:
