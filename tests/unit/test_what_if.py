@@ -208,4 +208,5 @@ def test_the_gpu_scripts_comparison_reads_what_a_run_leaves(
     *_, lifo, least, fifo = (line.split() for line in capsys.readouterr().out.splitlines())
     assert [row[3] for row in (lifo, least, fifo)] == ["321"] * 3
     assert fifo[0] == "fifo"
+    assert all(a == b for a, b in (cell.split("/") for cell in fifo[5:7]))
     assert fifo[1] == fifo[2] != "0"  # the log was written under fifo: its replay agrees
