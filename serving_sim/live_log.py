@@ -97,6 +97,11 @@ def _read_live(path: Path, header: dict[str, Any]) -> Recorded:
         where = f"{path} line {number}"
         if "arrived" in line:
             row = _checked_arrival(line["arrived"], where)
+            if row["id"] in rows:
+                raise InvalidInput(
+                    f"{where}: request {row['id']!r} arrives a second time; a log can be replayed "
+                    "when every request has an id of its own"
+                )
             rows[row["id"]] = row
         elif "ended" in line:
             ended[_checked_end(line, where)["ended"]] = line

@@ -24,6 +24,7 @@ from serving_sim.policies import get_policy
 
 ENGINE = {"num_blocks": 20, "max_num_seqs": 8, "block_size": 16, "max_num_batched_tokens": 256}
 
+ARRIVED = ['{"arrived": {"id": "a", "prompt": 3, "max_tokens": 5}}']
 OUTPUTS = [40 + 5 * (3 * i % 8) for i in range(8)]
 
 
@@ -168,11 +169,11 @@ def _summary(recorded: Recorded) -> tuple[int, int]:
         (['{"live_log": 1, "engine": {}}', '{"arrived": 3}'], "line 2 has no 'id'"),
         (['{"live_log": 1, "engine": {}}', '{"t": "x", "sched": {}}'], "line 2: field 't'"),
         (['{"live_log": 1, "engine": {}}', '{"ended": "a"}'], "output is None"),
+        (['{"live_log": 1, "engine": {}}', '{"returned": "a"}'], "returned is 'a'"),
+        (['{"live_log": 1, "seed": "a", "engine": {}}', *ARRIVED], "'seed' is 'a'"),
+        (['{"live_log": 1, "engine": {}}', *ARRIVED, *ARRIVED], "'a' arrives a second time"),
         (
-            [
-                '{"live_log": 1, "engine": {}}',
-                '{"arrived": {"id": "a", "prompt": 3, "max_tokens": 5}}',
-            ],
+            ['{"live_log": 1, "engine": {}}', *ARRIVED],
             "0 timed steps",
         ),
     ],
