@@ -3,23 +3,29 @@
     PREEMPTBENCH_VLLM_ENV=/path/to/env python -m benchmarks.bench_signal_scheduler
 
 The same workload (1,024 requests, a pool that is always short) is planned by vLLM's own scheduler
-and by ours. *Hook* is ours with ``lifo`` less vLLM's own: the two plan the same steps, so the
-smallest time of each step over the repetitions is compared. *Decide* is what the chooser took
-(asking the predictor ahead, choosing, counting), of the best repetition. Their sum is the overhead
-of a policy. CPU seconds of the planning thread; no GPU and no model. Without numba in vLLM's
-environment (its GPU packages bring it), gbm-hazard is answered by numpy: the table says so.
+and by ours, in turns, in one process, without the garbage collector: CPU time of the planning
+thread, on steps with at least 200 running requests. *Hook* is ours with ``lifo`` less vLLM's own,
+less what its chooser takes (timed in runs of its own, as the timing costs something too): the two
+plan the same steps, so each step is compared with itself. *Least* takes the smallest time of each
+step over the repetitions, *median* the median. *Decide* is what the chooser took (asking the
+predictor ahead, choosing, counting). Hook and decide are the overhead of a policy. No GPU and no
+model. Without numba in vLLM's environment (its GPU packages bring it), gbm-hazard is answered by
+numpy: the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -50,8 +56,9 @@ class _Nowhere:
         return len(text)
 
 
-def measure(environ: dict[str, str] | None, max_steps: int) -> dict[str, Any]:
-    """Plan the workload once; return CPU seconds by step and what the chooser counted."""
+def measure(environ: dict[str, str] | None, max_steps: int, *, watch: bool) -> dict[str, Any]:
+    """Plan the workload once; return CPU seconds by step, what the chooser counted and, with
+    ``watch``, how long it took."""
     from benchmarks.vllm_prefix_driver import Run
 
     for key in [key for key in os.environ if key.startswith("PREEMPTBENCH_")]:
@@ -62,7 +69,7 @@ def measure(environ: dict[str, str] | None, max_steps: int) -> dict[str, Any]:
         load["engine"] = ENGINE | {"scheduler_cls": "integrations.vllm_scheduler.SignalScheduler"}
     run = Run(load, cast(TextIO, _Nowhere()))
     plan, seconds, crowded = run.scheduler.schedule, [], []
-    spent_s = watch_chooser(run.scheduler.chooser) if environ is not None else [0.0]
+    spent_s = watch_chooser(run.scheduler.chooser) if watch else [0.0]
 
     def timed() -> Any:
         start_s = time.thread_time()
@@ -72,7 +79,12 @@ def measure(environ: dict[str, str] | None, max_steps: int) -> dict[str, Any]:
         return planned
 
     run.scheduler.schedule = timed
-    run.play(max_steps)
+    gc.collect()
+    gc.disable()
+    try:
+        run.play(max_steps)
+    finally:
+        gc.enable()
     chooser = run.scheduler.chooser if environ is not None else None
     counters = chooser.counters.as_dict() if chooser is not None else {}
     counters["chooser_seconds"] = spent_s[0]
@@ -103,48 +115,64 @@ def inside(repeats: int, max_steps: int, checkpoints: list[str]) -> None:
 
     import vllm
 
-    runs = {"stock": [measure(None, max_steps) for _ in range(repeats)]}
+    environs: dict[str, dict[str, str] | None] = {
+        "stock": None,
+        "unwatched": {"PREEMPTBENCH_POLICY": "lifo"},
+    }
     for policy in POLICIES:
         for checkpoint in checkpoints if policy == "longest-remaining" else [""]:
-            environ = {"PREEMPTBENCH_POLICY": policy, "PREEMPTBENCH_CHECKPOINT": checkpoint}
             name = f"{policy} {Path(checkpoint).name}".strip()
-            runs[name] = [measure(environ, max_steps) for _ in range(repeats)]
+            environs[name] = {"PREEMPTBENCH_POLICY": policy, "PREEMPTBENCH_CHECKPOINT": checkpoint}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in environs}
+    measure(
+        None, max_steps // 4, watch=False
+    )  # what is imported or compiled at first is not measured
+    for _ in range(repeats):
+        for name, environ in environs.items():
+            watch = name not in ("stock", "unwatched")
+            runs[name].append(measure(environ, max_steps, watch=watch))
     has_numba = importlib.util.find_spec("numba") is not None
-    rows = [row_of(name, runs) for name in runs if name != "stock"]
+    rows = [row_of(name, runs) for name in list(runs)[2:]]
     print(json.dumps({"vllm": vllm.__version__, "numba": has_numba, "rows": rows}))
 
 
 def row_of(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return the overhead of one policy, in microseconds a step."""
-    stock, lifo = (least_by_step(runs[one]) for one in ("stock", "lifo"))
     steps = [i for i, full in enumerate(runs["lifo"][0]["crowded"]) if full]
-    lifo_decide_us = decide_us(runs["lifo"])
-    hook_us = 1e6 * sum(lifo[i] - stock[i] for i in steps) / len(steps) - lifo_decide_us
+    hook = {}
+    for way, of_times in (("least", min), ("median", statistics.median)):
+        stock, lifo = (by_step(runs[one], of_times, steps) for one in ("stock", "unwatched"))
+        hook[way] = lifo - stock - of_times(decide_us(runs["lifo"]))
+    decide = decide_us(runs[name])
     counters = min((run["counters"] for run in runs[name]), key=lambda c: c["chooser_seconds"])
-    worst_us = [max(run["seconds"]) * 1e6 for run in runs[name]]
     return {
         "policy": name,
         "crowded_steps": len(steps),
-        "stock_us": 1e6 * sum(stock[i] for i in steps) / len(steps),
-        "hook_us": hook_us,
-        "decide_us": decide_us(runs[name]),
-        "total_us": hook_us + decide_us(runs[name]),
+        "stock_us": by_step(runs["stock"], min, steps),
+        "hook_us": hook["least"],
+        "decide_us": min(decide),
+        "least_us": hook["least"] + min(decide),
+        "median_us": hook["median"] + statistics.median(decide),
+        "worst_step_us": min(max(run["seconds"]) * 1e6 for run in runs[name]),
         "decisions_per_step": counters["decisions"] / counters["steps"],
-        "worst_step_us": min(worst_us),
         "old": counters["old_answers"],
         "late": counters["fallback_late"],
     }
 
 
-def least_by_step(runs: list[dict[str, Any]]) -> list[float]:
-    """Return the smallest seconds of each step; all repetitions plan the same ones."""
-    return [min(times) for times in zip(*(run["seconds"] for run in runs), strict=True)]
+def by_step(
+    runs: list[dict[str, Any]], of_times: Callable[[Any], float], steps: list[int]
+) -> float:
+    """Return the mean over ``steps`` of one of each step's times, in microseconds; all repetitions
+    plan the same steps."""
+    times = list(zip(*(run["seconds"] for run in runs), strict=True))
+    return 1e6 * sum(of_times(times[i]) for i in steps) / len(steps)
 
 
-def decide_us(runs: list[dict[str, Any]]) -> float:
-    """Return the microseconds a step that choosing took, of the best repetition."""
+def decide_us(runs: list[dict[str, Any]]) -> list[float]:
+    """Return the microseconds a step that choosing took, in each repetition."""
     counters = [run["counters"] for run in runs]
-    return min(1e6 * c["chooser_seconds"] / c["steps"] for c in counters)
+    return [1e6 * c["chooser_seconds"] / c["steps"] for c in counters]
 
 
 def make_checkpoints(folder: Path) -> list[str]:
@@ -164,8 +192,8 @@ def make_checkpoints(folder: Path) -> list[str]:
 def main() -> None:
     """Run the benchmark, or, in vLLM's environment, its inner half."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--inside", nargs="*", metavar="CHECKPOINT")
     options = parser.parse_args()
     if options.inside is not None:
@@ -188,7 +216,7 @@ def main() -> None:
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
     print(f"vLLM {found['vllm']}, numba {'present' if found['numba'] else 'absent'}; us a step")
-    columns = ("stock_us", "hook_us", "decide_us", "total_us", "worst_step_us")
+    columns = ("stock_us", "hook_us", "decide_us", "least_us", "median_us", "worst_step_us")
     print(f"{'policy':<30}" + "".join(f"{c:>17}" for c in columns) + "  decisions/step   old  late")
     for row in found["rows"]:
         cells = "".join(f"{row[column]:>17.1f}" for column in columns)

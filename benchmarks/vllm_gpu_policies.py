@@ -7,7 +7,8 @@ In an environment with vLLM and a GPU, then in ours (docs/deploy.md says whether
 
 The model is a two-layer Llama with random weights, so that the pool (``num_gpu_blocks_override``)
 is the only thing that is short. ``run`` starts one engine a policy, each with a decision log;
-``compare`` replays the logs and prints preemptions and recomputed tokens of both.
+``compare`` replays the logs and prints preemptions and recomputed tokens of both, and in how many
+steps and victims our engine agrees when it follows the log (``preemptbench validate``).
 """
 
 from __future__ import annotations
@@ -75,19 +76,26 @@ def run(out: Path) -> None:
 
 def compare(out: Path) -> None:
     """Replay each log under its own policy; print both engines' counts."""
+    from eval.log_replay import replay_log
     from eval.what_if import what_if
     from serving_sim.live_log import read_recorded
     from serving_sim.policies import get_policy
 
     print((out / "device.txt").read_text(encoding="utf-8"))
-    print(f"{'policy':<18}{'preempted':>10}{'simulated':>10}{'recomputed':>11}{'simulated':>10}")
+    print(
+        f"{'policy':<18}{'preempted':>10}{'simulated':>10}{'recomputed':>11}{'simulated':>10}"
+        f"{'steps alike':>16}{'victims alike':>16}"
+    )
     for policy in POLICIES:
         recorded = read_recorded(out / f"{policy}.jsonl")
         found = what_if(recorded, [get_policy("lifo"), get_policy(policy)])[-1]
         recomputed = counter(out / f"{policy}.prom", "recomputed_tokens")
+        followed = replay_log(recorded, get_policy(policy))
+        steps = f"{followed.num_equal_steps}/{followed.num_steps}"
+        victims = f"{followed.num_equal_victims}/{followed.num_victims}"
         print(
             f"{policy:<18}{recorded.num_preemptions:>10}{found.num_preemptions:>10}"
-            f"{recomputed:>11}{found.recomputed_tokens:>10}"
+            f"{recomputed:>11}{found.recomputed_tokens:>10}{steps:>16}{victims:>16}"
         )
 
 

@@ -135,7 +135,10 @@ def build_request(row: dict[str, Any], index: int, engine: dict[str, Any]) -> An
         request_id=row["id"],
         prompt_token_ids=prompt,
         sampling_params=SamplingParams(
-            max_tokens=cap, ignore_eos=True, stop_token_ids=[STOP_TOKEN]
+            max_tokens=cap,
+            ignore_eos=True,
+            stop_token_ids=[STOP_TOKEN],
+            logprobs=row.get("logprobs"),
         ),
         pooling_params=None,
         eos_token_id=None,
@@ -224,8 +227,8 @@ class Run:
             ModelRunnerOutput,
             req_ids=list(tokens),
             req_id_to_index={name: place for place, name in enumerate(tokens)},
-            sampled_token_ids=[self._sample(request) for request in requests],
-            logprobs=None,
+            sampled_token_ids=[self.sample(request) for request in requests],
+            logprobs=self.logprobs(requests),
             prompt_logprobs_dict={},
             pooler_output=[],
         )
@@ -238,14 +241,28 @@ class Run:
         self._write(planned)
         return bool(tokens)
 
-    def _sample(self, request: Any) -> list[int]:
+    def sample(self, request: Any) -> list[int]:
         """Return the token that follows all computed ones, if none of those is missing."""
-        computed = request.num_computed_tokens
-        if computed < request.num_tokens + max(0, request.num_output_placeholders - 1):
+        number = self.number_sampled(request)
+        if number is None:
             return []
-        row = self.rows[self.index[request.request_id]]
-        number = computed - row["prompt"] + 1
-        return [STOP_TOKEN if number >= row["output"] else OWN_TOKENS + self.index[row["id"]]]
+        index = self.index[request.request_id]
+        return [STOP_TOKEN if number >= self.rows[index]["output"] else self.word(index, number)]
+
+    def number_sampled(self, request: Any) -> int | None:
+        """Return which output token, from 1, a planned step samples; None for none."""
+        computed: int = request.num_computed_tokens
+        if computed < request.num_tokens + max(0, request.num_output_placeholders - 1):
+            return None
+        return computed - int(self.rows[self.index[request.request_id]]["prompt"]) + 1
+
+    def word(self, index: int, _number: int) -> int:
+        """Return output token ``_number`` of a request: one that nobody else has."""
+        return OWN_TOKENS + index
+
+    def logprobs(self, _requests: list[Any]) -> Any:
+        """Return what the step's tokens were drawn from, as vLLM lists it: nothing."""
+        return None
 
     def _write(self, planned: Any) -> None:
         scheduler = self.scheduler

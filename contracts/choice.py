@@ -18,7 +18,7 @@ def choose_victim(policy: Policy, views: RunningViews) -> tuple[int, bool]:
     The highest score goes, ties go to the youngest. A request scored NaN is not chosen; when all
     are, the youngest goes. Raises ConformanceError on scores of another shape.
     """
-    count = len(views.request_id)
+    count = len(views.admission_seq)
     scores = np.asarray(policy.score(views), dtype=np.float64)
     if scores.shape != (count,):
         raise ConformanceError(

@@ -131,9 +131,14 @@ def clairvoyant_grid(workload: Workload) -> RemainingGrid:
     )
 
 
-def predictor_grid(predictor: Predictor, workload: Workload) -> RemainingGrid:
-    """Return a predictor's answers for a log's requests. It sees lengths of prompts and ages only:
-    a log holds neither texts nor progress. Raises InvalidInput for a checkpoint of many models."""
+def predictor_grid(
+    predictor: Predictor, workload: Workload, stride: int = STRIDE, *, whole: bool = False
+) -> RemainingGrid:
+    """Return a predictor's answers for a log's requests, up to their ends or, if ``whole``, caps.
+
+    It sees lengths of prompts and ages only: a log holds neither texts nor progress. Raises
+    InvalidInput for a checkpoint of many models.
+    """
     models = predictor.provenance.models
     if len(models) != 1:
         raise InvalidInput(
@@ -150,6 +155,5 @@ def predictor_grid(predictor: Predictor, workload: Workload) -> RemainingGrid:
         SignalRequest(name, name, name, "", "", "", models[0], prompt, cap)
         for name, prompt, cap in rows
     ]
-    return build_grid(
-        predictor, requests, stride=STRIDE, horizons=np.maximum(workload.output_tokens - 1, 0)
-    )
+    horizons = None if whole else np.maximum(workload.output_tokens - 1, 0)
+    return build_grid(predictor, requests, stride=stride, horizons=horizons)

@@ -83,6 +83,17 @@ class Chooser:
             )
         return estimates
 
+    @property
+    def reads_sampling(self) -> bool:
+        """True when the predictor reads what tokens were drawn from."""
+        return self.estimates is not None and bool(self.estimates.sampled_features)
+
+    def unsampled(self) -> None:
+        """Take note of a request whose log-probabilities the predictor reads and will not see."""
+        self.counters.without_logprobs += 1
+        names = ", ".join(self.estimates.sampled_features) if self.estimates is not None else ""
+        self._say_once("a request asks for no log-probabilities: %s are missing for it", names)
+
     def arrived(self, request: EngineRequest, deadline_s: float = math.nan) -> Tracked:
         """Remember a request, unless it is known; ``deadline_s`` is absolute, NaN for none."""
         tracked = self.tracked.get(request.request_id)
@@ -105,16 +116,15 @@ class Chooser:
             return
         # whoever needs the answer meets the same error, and counts it
         with contextlib.suppress(Exception):
-            self.estimates.refresh(running, [self.arrived(r) for r in running])
+            self.estimates.refresh(running, self.arrived)
 
     def choose(self, running: Sequence[EngineRequest], count_blocks: Callable[[str], int]) -> int:
         """Return the position of the victim in ``running``, which is in admission order."""
         start_s = time.perf_counter()
         self.counters.decisions += 1
-        tracked = [self.arrived(r) for r in running]
-        views = self._views(running, tracked, count_blocks)
+        views = self._views(running, count_blocks)
         try:
-            position, met_nan = self._ask_policy(running, tracked, views)
+            position, met_nan = self._ask_policy(running, views)
             self.counters.fallback_unsound += met_nan
         except Late:
             self.counters.fallback_late += 1
@@ -133,15 +143,12 @@ class Chooser:
         return position
 
     def _views(
-        self,
-        running: Sequence[EngineRequest],
-        tracked: Sequence[Tracked],
-        count_blocks: Callable[[str], int],
+        self, running: Sequence[EngineRequest], count_blocks: Callable[[str], int]
     ) -> RunningViews:
         steps = self._recent_steps_s
         views = LiveViews(
             running,
-            tracked,
+            self.arrived,
             count_blocks,
             self._now_s(),
             recent_tpot_s=sum(steps) / max(1, len(steps)),
@@ -152,9 +159,9 @@ class Chooser:
         return cast(RunningViews, views)
 
     def _ask_policy(
-        self, running: Sequence[EngineRequest], tracked: Sequence[Tracked], views: RunningViews
+        self, running: Sequence[EngineRequest], views: RunningViews
     ) -> tuple[int, bool]:
-        if self.estimates is not None and not self.estimates.refresh(running, tracked):
+        if self.estimates is not None and not self.estimates.refresh(running, self.arrived):
             self.counters.old_answers += 1
         return choose_victim(self.policy, views)
 
@@ -184,7 +191,11 @@ class Chooser:
                 if after >= tracked.peak_tokens:
                     tracked.peak_tokens = 0
                     del self._returning[name]
-        if step_s >= self._next_report_s:
+        self.report_if_due()
+
+    def report_if_due(self) -> None:
+        """Report, if ``report_every_s`` went by since the last time."""
+        if time.monotonic() >= self._next_report_s:
             self.report()
 
     def report(self) -> None:

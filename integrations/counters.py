@@ -15,6 +15,7 @@ _HELP = {
     "predictor_seconds": "Wall seconds spent in the predictor.",
     "decision_seconds": "Wall seconds spent choosing victims, the predictor included.",
     "old_answers": "Decisions that used an answer one refresh old: the budget was spent.",
+    "without_logprobs": "Requests without the log-probabilities that the predictor reads.",
     "fallback_error": "Decisions left to the fallback: the predictor or the policy raised.",
     "fallback_unsound": "Decisions that met an answer or score that is NaN or no length.",
     "fallback_late": "Decisions left to the fallback: the predictor's budget was spent.",
@@ -35,6 +36,7 @@ class Counters:
     predictor_seconds: float = 0.0
     decision_seconds: float = 0.0
     old_answers: int = 0
+    without_logprobs: int = 0
     fallback_error: int = 0
     fallback_unsound: int = 0
     fallback_late: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,13 +20,21 @@ from contracts.signals import ProgressTrack, SignalRequest
 from integrations.counters import Counters
 from integrations.live import EngineRequest, Tracked
 from integrations.settings import DeploySettings
-from integrations.visible import UNSEEN_FIELDS, VisibleProgress
+from integrations.visible import SAMPLED_FIELDS, UNSEEN_FIELDS, VisibleProgress
 from predictors.base import Predictor
 from predictors.features import PROGRESS_FEATURES, PROMPT_FEATURES
 
 CHUNK_ROWS = 4  # requests a call: the budget is looked at between two calls
 LONG_CALL = 4.0  # a call that takes so many budgets is followed by ...
 REST_FACTOR = 20.0  # ... so many times its own rest: a slow predictor costs 5 % of the time
+
+
+class _Asked(NamedTuple):
+    """A request whose answer is due, at the multiple of the refresh that it reached."""
+
+    request: EngineRequest
+    tracked: Tracked
+    age: int
 
 
 class Late(Exception):
@@ -60,9 +69,16 @@ class Estimates:
     def blind_features(self) -> tuple[str, ...]:
         """Features that the predictor reads and a scheduler cannot supply: they are NaN here."""
         hidden = {f"{kind}_{name}" for kind in ("last", "mean") for name in UNSEEN_FIELDS}
-        hidden |= {"entropy_trend", "logprob_trend", "num_newlines", "newlines_short_of_number"}
+        hidden |= {"num_newlines", "newlines_short_of_number"}
         hidden |= set(PROMPT_FEATURES) - {"prompt_tokens"}
         return tuple(name for name in self.features if name in hidden)
+
+    @property
+    def sampled_features(self) -> tuple[str, ...]:
+        """Features that are there for requests that ask for log-probabilities, NaN for others."""
+        sampled = {f"{kind}_{name}" for kind in ("last", "mean") for name in SAMPLED_FIELDS}
+        sampled |= {"entropy_trend", "logprob_trend"}
+        return tuple(name for name in self.features if name in sampled)
 
     def warm_up(self) -> None:
         """Ask once, so that what is compiled or loaded on first use is; raises what it raises."""
@@ -74,7 +90,9 @@ class Estimates:
         """Start a step: the whole budget is there again."""
         self._spent_s = 0.0
 
-    def refresh(self, running: Sequence[EngineRequest], tracked: Sequence[Tracked]) -> bool:
+    def refresh(
+        self, running: Sequence[EngineRequest], track: Callable[[EngineRequest], Tracked]
+    ) -> bool:
         """Give every request an answer for the last multiple of ``refresh_tokens`` it reached.
 
         Returns False when the step's budget is spent first and some answers are one multiple old;
@@ -82,49 +100,44 @@ class Estimates:
         answer that is no finite number of at least 1, and whatever the predictor raises.
         """
         stride = self.settings.refresh_tokens
-        ages = [r.num_output_tokens // stride * stride for r in running]
-        stale = [i for i, age in enumerate(ages) if tracked[i].answered_age != age]
-        stale.sort(key=lambda i: tracked[i].answered_age - ages[i])  # the most overdue first
+        stale = []
+        for request in running:
+            tracked, age = track(request), request.num_output_tokens
+            if age - tracked.answered_age >= stride or tracked.answered_age < 0:
+                stale.append(_Asked(request, tracked, age // stride * stride))
+        stale.sort(key=lambda one: one.tracked.answered_age - one.age)  # the most overdue first
         for at in range(0, len(stale), CHUNK_ROWS):
             if self._spent_s > self._budget_s or self._clock() < self._rests_until_s:
-                late = tracked[stale[at]]
-                if late.answered_age < max(0, ages[stale[at]] - stride):
+                late = stale[at]
+                if late.tracked.answered_age < max(0, late.age - stride):
                     raise Late
                 return False
-            chunk = stale[at : at + CHUNK_ROWS]
-            self._answer(
-                [running[i] for i in chunk], [tracked[i] for i in chunk], [ages[i] for i in chunk]
-            )
+            self._answer(stale[at : at + CHUNK_ROWS])
         return True
 
     @property
     def _budget_s(self) -> float:
         return 1e-6 * self.settings.budget_us
 
-    def _answer(
-        self, requests: list[EngineRequest], tracked: list[Tracked], ages: list[int]
-    ) -> None:
+    def _answer(self, stale: list[_Asked]) -> None:
         start_s = self._clock()
         counters = self._counters
         try:
-            asked = [
-                self._asked(r, t, age) for r, t, age in zip(requests, tracked, ages, strict=True)
-            ]
-            remaining, upper = self._ask(asked, np.array(ages, dtype=np.int64))
+            ages = np.array([one.age for one in stale], dtype=np.int64)
+            remaining, upper = self._ask([self._known_of(*one) for one in stale], ages)
         finally:
             took_s = self._clock() - start_s
             counters.predictor_calls += 1
-            counters.predictor_rows += len(requests)
+            counters.predictor_rows += len(stale)
             counters.predictor_seconds += took_s
             counters.predictor_worst_s = max(counters.predictor_worst_s, took_s)
             self._spent_s += took_s
             if took_s > LONG_CALL * self._budget_s:
                 self._rests_until_s = start_s + (1.0 + REST_FACTOR) * took_s
         _check(remaining)
-        for one, age, answer, high in zip(
-            tracked, ages, remaining.tolist(), upper.tolist(), strict=True
-        ):
-            one.answered_age, one.remaining, one.upper = age, answer, high
+        for one, answer, high in zip(stale, remaining.tolist(), upper.tolist(), strict=True):
+            tracked = one.tracked
+            tracked.answered_age, tracked.remaining, tracked.upper = one.age, answer, high
 
     def _ask(self, asked: list[SignalRequest], ages: np.ndarray) -> tuple[FloatArray, FloatArray]:
         remaining = np.asarray(self.predictor.remaining(asked, ages), dtype=np.float64)
@@ -133,7 +146,7 @@ class Estimates:
             return remaining, np.full(len(asked), math.nan)
         return remaining, self.predictor.quantile(asked, ages, level)
 
-    def _asked(self, request: EngineRequest, tracked: Tracked, age: int) -> SignalRequest:
+    def _known_of(self, request: EngineRequest, tracked: Tracked, age: int) -> SignalRequest:
         """Return what the predictor may know of ``request`` at ``age``."""
         if not self._streams:
             if tracked.asked is None:
@@ -151,12 +164,16 @@ class Estimates:
 
     def _progress(self, request: EngineRequest, tracked: Tracked, age: int) -> ProgressTrack | None:
         """Return the records that the request closed up to ``age``, as far as they can be seen."""
-        settings = self.settings
+        values = self.visible(tracked).read(request.output_token_ids, age)
+        return ProgressTrack(self.settings.progress_stride, values) if len(values) else None
+
+    def visible(self, tracked: Tracked) -> VisibleProgress:
+        """Return what is seen of the request's progress, to be told what it was drawn from."""
         if tracked.progress is None:
+            settings = self.settings
             marks = [m if m >= 0 else None for m in (settings.think_open, settings.think_close)]
             tracked.progress = VisibleProgress(settings.progress_stride, *marks)
-        values = tracked.progress.read(request.output_token_ids, age)
-        return ProgressTrack(settings.progress_stride, values) if len(values) else None
+        return tracked.progress
 
     def _signal_request(
         self, request_id: str, prompt_tokens: int, cap: int, progress: ProgressTrack | None = None

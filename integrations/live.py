@@ -19,15 +19,32 @@ from integrations.visible import VisibleProgress
 class EngineRequest(Protocol):
     """What is read of vLLM's Request; names are vLLM's."""
 
-    request_id: str
-    arrival_time: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_computed_tokens: int
-    max_tokens: int
-    num_preemptions: int
-    priority: int
-    output_token_ids: Sequence[int]
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def arrival_time(self) -> float: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def num_preemptions(self) -> int: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def output_token_ids(self) -> Sequence[int]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +77,7 @@ class LiveViews:
     def __init__(
         self,
         running: Sequence[EngineRequest],
-        tracked: Sequence[Tracked],
+        track: Callable[[EngineRequest], Tracked],
         count_blocks: Callable[[str], int],
         now_s: float,
         *,
@@ -69,7 +86,7 @@ class LiveViews:
         seed: int = 0,
         reads_deadline: bool = True,
     ) -> None:
-        self._running, self._tracked = running, tracked
+        self._running, self._track = running, track
         self._count_blocks, self._seed = count_blocks, seed
         self._now_s, self._recent_tpot_s = now_s, recent_tpot_s
         self._prefill_s_per_token = prefill_s_per_token
@@ -85,6 +102,10 @@ class LiveViews:
     def row(self, index: int) -> RunningView:
         """Return the view of one request."""
         return self.columns().row(index)
+
+    @cached_property
+    def _tracked(self) -> list[Tracked]:
+        return [self._track(request) for request in self._running]
 
     @cached_property
     def request_id(self) -> IntArray:

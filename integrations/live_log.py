@@ -2,7 +2,8 @@
 
 The first line holds the engine's settings; then come steps as the simulator writes them
 (serving_sim/decisions.py), and between them ``arrived`` and ``ended`` lines, because a server does
-not know its requests beforehand. serving_sim/live_log.py reads it back.
+not know its requests beforehand, and ``returned`` lines, because how far it plans ahead depends on
+the day. serving_sim/live_log.py reads it back.
 """
 
 from __future__ import annotations
@@ -36,10 +37,15 @@ class LiveLog:
         """Write how a request ended."""
         self._write({"ended": request_id, "output": output_tokens, "reason": reason})
 
-    def step(self, now_s: float, line: Mapping[str, Any]) -> None:
-        """Write a planned step."""
+    def step(self, now_s: float, line: Mapping[str, Any]) -> int:
+        """Write a planned step; return its number."""
         self._step += 1
         self._write({"step": self._step, "t": round(self._since(now_s), 9), **line})
+        return self._step
+
+    def returned(self, step: int) -> None:
+        """Write that the output of a step, by its number, was handed out."""
+        self._write({"returned": step})
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,8 @@
-"""The progress records that a scheduler can see: repetition and thinking, from token ids alone.
+"""The progress records that a scheduler can see: repetition and thinking, from token ids alone;
+entropy and log-probability of requests that ask for log-probabilities.
 
 contracts/progress.py defines them one token at a time; this is the same for many tokens at once
-(tests/unit/test_integrations.py holds the two to each other). What needs a token's text, or the
-distribution it was drawn from, is NaN.
+(tests/unit/test_integrations.py holds the two to each other). What needs a token's text is NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from contracts.policy import FloatArray
 from contracts.progress import REPETITION_NGRAM, REPETITION_WINDOW_TOKENS
 from contracts.runs import ProgressRecord
 
-UNSEEN_FIELDS = ("mean_entropy", "mean_logprob", "newline_rate", "hesitation_rate")
+UNSEEN_FIELDS = ("newline_rate", "hesitation_rate")
+SAMPLED_FIELDS = ("mean_entropy", "mean_logprob")  # seen where a request asks for logprobs
+_SAMPLED = [ProgressRecord._fields.index(name) for name in SAMPLED_FIELDS]
 _REPETITION = ProgressRecord._fields.index("repetition")
 _THINKING = ProgressRecord._fields.index("in_thinking")
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -33,6 +35,18 @@ class VisibleProgress:
         self.values: FloatArray = np.empty((0, len(ProgressRecord._fields)))
         self._marks = (think_open, think_close)
         self._in_thinking = False
+        self._told: list[tuple[float, float]] = []  # of tokens since the last closed record
+
+    def tell(self, at: int, drawn: Sequence[tuple[float, float]]) -> None:
+        """Take (entropy in nats, log-probability) of the output tokens from number ``at`` on.
+
+        Tell of tokens in order. A record with a token that was never told of has neither.
+        """
+        told = self._told
+        missed = at - len(self.values) * self.stride - len(told)
+        if missed:
+            told += [(math.nan, math.nan)] * missed
+        told += drawn
 
     def read(self, tokens: Sequence[int], age: int) -> FloatArray:
         """Close the records up to ``age``; return all, float64 (age // stride, 6).
@@ -50,8 +64,20 @@ class VisibleProgress:
         rows = np.full((count, len(ProgressRecord._fields)), math.nan)
         rows[:, _REPETITION] = _repetition(window, ends)
         rows[:, _THINKING] = self._thinking(window, ends, first * stride - start)
+        if self._told:
+            rows[:, _SAMPLED] = self._means_told(count)
         self.values = np.concatenate([self.values, rows])
         return self.values
+
+    def _means_told(self, count: int) -> FloatArray:
+        """Return the means (count, 2) of what was told, one row a record, and forget it. Added up
+        one by one, as a tracker does."""
+        wanted = count * self.stride
+        told = self._told[:wanted]
+        told += [(math.nan, math.nan)] * (wanted - len(told))
+        del self._told[:wanted]
+        sums = np.cumsum(np.reshape(told, (count, self.stride, 2)), axis=1)[:, -1]
+        return np.asarray(sums / self.stride)
 
     def _thinking(self, window: np.ndarray, ends: np.ndarray, unread: int) -> FloatArray:
         """Say of each end whether the token before it left the request thinking."""

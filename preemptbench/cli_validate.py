@@ -1,4 +1,4 @@
-"""``preemptbench validate``: replay a recorded run of a real engine and say how far off we are."""
+"""``preemptbench validate``: replay what a real engine recorded and say how far off we are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,28 @@ from contracts.errors import InvalidInput
 from preemptbench.options import check_out_folder, to_json
 
 if TYPE_CHECKING:
+    from contracts.signals import RemainingGrid
+    from eval.log_replay import Difference, LogReplay
     from eval.recorded_run import RecordedRun
     from eval.validation import ValidationReport
+    from serving_sim.live_log import Recorded
     from serving_sim.profile import StepProfile
 
 
-@click.command(short_help="Replay a recorded run of a real vLLM and compare.")
-@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.command(short_help="Replay a recorded run, or a decision log, of a real vLLM and compare.")
+@click.argument("recorded", metavar="RUN_FOLDER|LOG", type=click.Path(path_type=Path))
+@click.option(
+    "--policy",
+    "policy_name",
+    help="Of a log: who is to name its victims, a built-in name or path/to/file.py:function. "
+    "Default: the policy that the log was written under.",
+)
+@click.option(
+    "--signal",
+    "signal_name",
+    type=click.Path(path_type=Path),
+    help="Of a log: the checkpoint folder, for a policy that reads a signal.",
+)
 @click.option(
     "--perf",
     "perf_folder",
@@ -51,7 +66,9 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def validate(
-    run_folder: Path,
+    recorded: Path,
+    policy_name: str | None,
+    signal_name: Path | None,
     perf_folder: Path | None,
     profile_name: str | None,
     strict: bool,
@@ -59,21 +76,45 @@ def validate(
     out_dir: Path,
     as_json: bool,
 ) -> None:
-    """Replay a recorded run of a real vLLM and compare times, request by request.
+    """Replay what a real vLLM recorded and compare.
 
     RUN_FOLDER holds vllm/requests.jsonl, vllm/timeseries.csv, vllm/meta.json and config.json
-    (LLMServingSim's layout). Step times come from operators measured on the same GPU, as tables
-    or as the --profile fitted to them; nothing is fitted to the run.
+    (LLMServingSim's layout); times are compared, request by request. Step times come from operators
+    measured on the same GPU, as tables or as the --profile fitted to them; nothing is fitted to the
+    run.
+
+    LOG is a decision log: what PREEMPTBENCH_DECISIONS made a running vLLM write, or a log of the
+    vLLM driver. Steps and victims are compared, one by one.
     """
+    check_out_folder(out_dir)
+    is_log = recorded.is_file()
+    of_folders = (perf_folder, profile_name, async_scheduling, strict or None)
+    if is_log and any(option is not None for option in of_folders):
+        raise click.UsageError("--perf, --profile, --strict and --async are for run folders.")
+    if not is_log and (policy_name is not None or signal_name is not None):
+        raise click.UsageError("--policy and --signal are for decision logs.")
+    if is_log:
+        _validate_log(recorded, policy_name, signal_name, out_dir, as_json)
+    else:
+        profile = (perf_folder, profile_name, strict)
+        _validate_run(recorded, profile, async_scheduling, out_dir, as_json)
+
+
+def _validate_run(
+    run_folder: Path,
+    profile_options: tuple[Path | None, str | None, bool],
+    async_scheduling: bool | None,
+    out_dir: Path,
+    as_json: bool,
+) -> None:
     from eval.recorded_run import read_recorded_run
     from eval.validation import replay, report
     from eval.validation_figure import write_figure
 
-    check_out_folder(out_dir)
     run = read_recorded_run(run_folder)
     if async_scheduling is not None:
         run = replace(run, config=replace(run.config, async_scheduling=async_scheduling))
-    profile = _profile(run_folder, run, perf_folder, profile_name, strict)
+    profile = _profile(run_folder, run, *profile_options)
     replayed = replay(run, profile)
     outcome = report(run, profile, replayed)
     text = to_json(asdict(outcome))
@@ -84,6 +125,80 @@ def validate(
         return
     click.echo(format_report(outcome))
     click.echo(f"figure: {', '.join(map(str, paths))}", err=True)
+
+
+def _validate_log(
+    path: Path, policy_name: str | None, signal: Path | None, out_dir: Path, as_json: bool
+) -> None:
+    from contracts.conformance import check_policy
+    from eval.log_replay import replay_log
+    from serving_sim.live_log import read_recorded
+    from serving_sim.policies import get_policy, load_policy
+
+    recorded = read_recorded(path)
+    name = policy_name or recorded.victims_by
+    policy = None
+    if name is not None:
+        policy = load_policy(name) if ":" in name else get_policy(name)
+    if policy is not None and ":" in str(name):
+        check_policy(policy)
+    if policy is not None and policy.reads_signal and signal is None:
+        raise InvalidInput(
+            f"policy {policy.name!r} reads a signal: give --signal, the checkpoint's folder"
+        )
+    grid = _grid(signal, recorded) if signal is not None else None
+    outcome = replay_log(recorded, policy, grid)
+    text = to_json(asdict(outcome) | {"is_equal": outcome.is_equal})
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "validation.json").write_text(text + "\n", encoding="utf-8")
+    click.echo(text if as_json else format_replay(outcome))
+
+
+def _grid(folder: Path, recorded: Recorded) -> RemainingGrid:
+    from eval.what_if import predictor_grid
+    from predictors.registry import load_predictor
+
+    predictor = load_predictor(folder)
+    return predictor_grid(
+        predictor, recorded.log.workload, stride=recorded.refresh_tokens, whole=True
+    )
+
+
+def format_replay(outcome: LogReplay) -> str:
+    """Return the replay of a log as text for a terminal."""
+    lines = [
+        f"{outcome.log}: {outcome.num_requests} requests, victims by {outcome.policy}"
+        + (f" on {outcome.signal}" if outcome.signal != "none" else ""),
+        f"steps    {outcome.num_equal_steps} of {outcome.num_steps} planned alike",
+        f"victims  {outcome.num_equal_victims} of {outcome.num_victims} named alike",
+    ]
+    for label, found in (
+        ("first step that differs", outcome.first_difference),
+        ("first other victim", outcome.first_other_victim),
+    ):
+        if found is not None:
+            lines.append(_difference(label, found))
+    if outcome.stopped is not None:
+        lines.append(f"the replay stopped in {outcome.stopped}")
+    if outcome.num_censored:
+        lines.append(
+            f"note: {outcome.num_censored} of {outcome.num_requests} requests were cut off; they "
+            "end here where the log cut them"
+        )
+    is_own = outcome.logged_policy in (None, outcome.policy)
+    if outcome.first_difference is not None or (is_own and not outcome.is_equal):
+        lines.append(
+            "note: a log holds no texts: prefixes that requests shared, streamed progress and a "
+            "predictor that was late are known causes of such differences"
+        )
+    return "\n".join(lines)
+
+
+def _difference(label: str, found: Difference) -> str:
+    return (
+        f"{label}: step {found.step}, {found.what}\n  logged   {found.logged}\n"
+        f"  replayed {found.replayed}"
+    )
 
 
 def _profile(

@@ -110,6 +110,12 @@ def simulate(
     """
     rule = victim_rule(config, profile, policy, signal, seed)
     run = Run(workload, config, profile, rule, checks, faults)
+    play(run, on_step)
+    return run.result(deadline_seen=policy is not None and policy.reads_deadline)
+
+
+def play(run: Run, on_step: Callable[[StepLog], None] | None = None) -> None:
+    """Let ``run`` go on to its end; ``on_step`` hears of each planned step before it starts."""
     scheduler = run.scheduler
     while run.goes_on():
         run.admit_arrivals()
@@ -128,7 +134,6 @@ def simulate(
             if run.may_plan_ahead(plan):
                 continue
         run.finish_oldest()
-    return run.result(deadline_seen=policy is not None and policy.reads_deadline)
 
 
 def victim_rule(
@@ -211,18 +216,21 @@ class Run:
         due_s = self.clock_s + ARRIVAL_SLACK_S
         requests = self.requests
         while self._next < len(requests) and requests[self._next].arrival_s <= due_s:
-            request = requests[self._next]
             self._next += 1
-            reason = self.refusal(request)
-            if reason is None:
-                request.accepted_s = request.arrival_s
-                request.end_reason = "unfinished"
-                self.scheduler.waiting.push(request)
-                if not self.scheduler.can_hold(request, self.scheduler.pool.num_blocks):
-                    self.give_up(request, "failed", "kv_shrunk")
-            else:
-                self._end(request, request.arrival_s, reason)
-                request.state = "rejected"
+            self.admit(requests[self._next - 1])
+
+    def admit(self, request: LiveRequest) -> None:
+        """Queue ``request``, or refuse it if it could never fit."""
+        reason = self.refusal(request)
+        if reason is None:
+            request.accepted_s = request.arrival_s
+            request.end_reason = "unfinished"
+            self.scheduler.waiting.push(request)
+            if not self.scheduler.can_hold(request, self.scheduler.pool.num_blocks):
+                self.give_up(request, "failed", "kv_shrunk")
+        else:
+            self._end(request, request.arrival_s, reason)
+            request.state = "rejected"
 
     def refusal(self, request: LiveRequest) -> str | None:
         """Say why ``request`` is not accepted; None if it is."""
@@ -301,6 +309,11 @@ class Run:
         self.computed_tokens += prefill + decodes
         num_requests = len(plan.scheduled)
         return StepWork(prefill, prefill_context, decodes, decode_context, num_requests, longest)
+
+    def finish_until(self, number: int) -> None:
+        """Let the steps up to ``number`` (the first is 1) return, as far as they were planned."""
+        while self._in_flight and self.num_steps - len(self._in_flight) < number:
+            self.finish_oldest()
 
     def finish_oldest(self) -> None:
         """Let the oldest step return: pass its time, hand out its tokens, end what is done."""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,45 @@ from serving_sim.profile import AffineProfile
 ENDED_REASONS = ("stop", "length", "repetition")  # of vLLM; any other leaves the length unknown
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Recorded:
     """A log that can be replayed: what it decided, and how much of the truth it holds.
 
-    ``num_censored`` of its requests were cut off. ``victims_by`` names the policy of a live log.
-    ``num_preemptions`` and ``num_steps`` are the log's own.
+    The requests ``censored`` were cut off. ``victims_by`` names the policy of a live log, ``seed``
+    keys its draws, and its signal was asked every ``refresh_tokens``. ``events`` are the lines of a
+    live log after its header, in order; none of a driver's log. ``steps`` are the planned ones.
     """
 
     log: DriverLog
-    num_censored: int
-    num_preemptions: int
-    num_steps: int
-    victims_by: str | None
-    profile: AffineProfile
+    steps: tuple[dict[str, Any], ...]
+    censored: frozenset[str] = frozenset()
+    victims_by: str | None = None
+    seed: int = 0
+    refresh_tokens: int = 8
+    events: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were logged."""
+        return len(self.steps)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Victims that were logged."""
+        return sum(len(step.get("preempted", ())) for step in self.steps)
+
+    @property
+    def num_censored(self) -> int:
+        """Requests that were cut off."""
+        return len(self.censored)
+
+    @cached_property
+    def profile(self) -> AffineProfile:
+        """What a step took: the clock of a driver's log, or fitted to a live one. Raises
+        InvalidInput on fewer than ten timed steps."""
+        if self.events is None:
+            return self.log.profile
+        return measured_profile(self.log.path, list(self.steps))
 
 
 def read_recorded(path: Path) -> Recorded:
@@ -56,9 +82,7 @@ def read_recorded(path: Path) -> Recorded:
     if '"live_log"' in first:
         return _read_live(path, parse_object(first, f"{path} line 1"))
     log = read_driver_file(path)
-    steps = list(log.steps())
-    num_preemptions = sum(len(step.get("preempted", ())) for step in steps)
-    return Recorded(log, 0, num_preemptions, len(steps), None, log.profile)
+    return Recorded(log, tuple(log.steps()))
 
 
 def _read_live(path: Path, header: dict[str, Any]) -> Recorded:
@@ -68,36 +92,55 @@ def _read_live(path: Path, header: dict[str, Any]) -> Recorded:
     rows: dict[str, dict[str, Any]] = {}
     ended: dict[str, dict[str, Any]] = {}
     decoded: Counter[str] = Counter()
-    steps: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for number, line in _lines(path):
         where = f"{path} line {number}"
         if "arrived" in line:
             row = _checked_arrival(line["arrived"], where)
+            if row["id"] in rows:
+                raise InvalidInput(
+                    f"{where}: request {row['id']!r} arrives a second time; a log can be replayed "
+                    "when every request has an id of its own"
+                )
             rows[row["id"]] = row
         elif "ended" in line:
             ended[_checked_end(line, where)["ended"]] = line
+        elif "returned" in line:
+            _checked_return(line, where)
         else:
-            steps.append(_checked_step(line, where))
-            decoded.update(name for name, tokens in line["sched"].items() if tokens == 1)
+            decoded.update(
+                name for name, n in _checked_step(line, where)["sched"].items() if n == 1
+            )
+        events.append(line)
     if not rows:
         raise InvalidInput(f"{path} holds no request yet: let the engine serve some first")
-    num_censored = 0
+    censored = set()
     for name, row in rows.items():
         end = ended.get(name)
-        known = end is not None and end["reason"] in ENDED_REASONS
-        num_censored += not known
+        if end is None or end["reason"] not in ENDED_REASONS:
+            censored.add(name)
         written = end["output"] if end is not None else decoded[name]
         row["output"] = min(max(1, written), row["max_tokens"])
     engine = header.get("engine")
     if not isinstance(engine, dict):
         raise InvalidInput(f"{path}: field 'engine' is {engine!r:.80}; it must be an object")
     version = version_of(path, header.get("vllm_version"))
-    log = DriverLog(path, engine, workload_of(path.name, list(rows.values())), {}, version)
-    num_preemptions = sum(len(step["preempted"]) for step in steps)
-    victims_by = str(header.get("victims_by", "lifo"))
     return Recorded(
-        log, num_censored, num_preemptions, len(steps), victims_by, measured_profile(path, steps)
+        log=DriverLog(path, engine, workload_of(path.name, list(rows.values())), {}, version),
+        steps=tuple(line for line in events if "sched" in line),
+        censored=frozenset(censored),
+        victims_by=str(header.get("victims_by", "lifo")),
+        seed=_whole(header, "seed", 0, path),
+        refresh_tokens=max(1, _whole(header, "refresh_tokens", 64, path)),
+        events=tuple(events),
     )
+
+
+def _whole(header: dict[str, Any], key: str, default: int, path: Path) -> int:
+    value = header.get(key, default)
+    if type(value) is not int:
+        raise InvalidInput(f"{path}: field {key!r} is {value!r:.80}; it must be a whole number")
+    return value
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -129,6 +172,11 @@ def _checked_end(line: dict[str, Any], where: str) -> dict[str, Any]:
         if type(line.get(key)) is not kind:
             raise InvalidInput(f"{where}: {key} is {line.get(key)!r:.80}; it must be {wanted}")
     return line
+
+
+def _checked_return(line: dict[str, Any], where: str) -> None:
+    if type(line["returned"]) is not int:
+        raise InvalidInput(f"{where}: returned is {line['returned']!r:.80}; it must be a step")
 
 
 def _checked_step(line: dict[str, Any], where: str) -> dict[str, Any]:

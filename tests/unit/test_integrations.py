@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contracts.errors import InvalidInput, UnknownName
 from contracts.policy import FloatArray, IntArray, RunningViews, from_rows
@@ -23,9 +25,10 @@ from integrations import chooser as chooser_module
 from integrations.chooser import Chooser
 from integrations.counters import Counters
 from integrations.estimates import Estimates, known_model
+from integrations.sampled import entropy_of_listed, signals_of
 from integrations.settings import DeploySettings, read_settings
-from integrations.versions import check_version
-from integrations.visible import UNSEEN_FIELDS, VisibleProgress
+from integrations.versions import check_version, policy_reads_tell
+from integrations.visible import SAMPLED_FIELDS, UNSEEN_FIELDS, VisibleProgress
 from predictors import trees
 from predictors.age_km import AgeKm, AgeKmSettings
 from predictors.boosting import BoostingSettings
@@ -137,8 +140,8 @@ def test_lazy_columns_score_as_whole_views(name: str, checkpoint: str) -> None:
     for request in running:
         chooser.arrived(request, 3.0)
     if chooser.estimates is not None:
-        chooser.estimates.refresh(running, [chooser.arrived(r) for r in running])
-    views = chooser._views(running, [chooser.arrived(r) for r in running], blocks)
+        chooser.estimates.refresh(running, chooser.arrived)
+    views = chooser._views(running, blocks)
     whole = RunningViews(*views)
     policy = get_policy(name)
     assert np.array_equal(policy.score(views), policy.score(whole))
@@ -153,7 +156,7 @@ def test_answers_are_the_predictors_at_the_stride_counted_down(
     chooser = chooser_of(checkpoint, refresh_tokens=16)
     running = requests(0, 15, 16, 37)
     chooser.choose(running, blocks)
-    views = chooser._views(running, [chooser.arrived(r) for r in running], blocks)
+    views = chooser._views(running, blocks)
     asked = [SignalRequest("", "", "", "", "", "", MODEL, 10, 200)] * 4
     at_stride = age_km.remaining(asked, np.array([0, 0, 16, 32]))
     assert np.array_equal(views.remaining, np.maximum(1.0, at_stride - [0, 15, 0, 5]))
@@ -303,26 +306,94 @@ def test_an_ample_pool_costs_no_prediction(checkpoint: str) -> None:
 # --- progress
 
 
+@pytest.mark.parametrize("told", [0.0, 0.9, 1.0])
 @pytest.mark.parametrize("vocabulary", [2, 9, 150_000])
 @pytest.mark.parametrize("stride", [1, 3, 8, 100])
-def test_visible_progress_is_the_trackers(vocabulary: int, stride: int) -> None:
-    """Fed in pieces of any size, it closes the records that the tracker does."""
+def test_visible_progress_is_the_trackers(vocabulary: int, stride: int, told: float) -> None:
+    """Fed in pieces of any size, it closes the records that the tracker does; a token that nobody
+    told of leaves its record without entropy and log-probability."""
     rng = keyed_generator(vocabulary, "visible", stride)
     tokens = rng.integers(0, vocabulary, 400).tolist()
+    drawn = np.where(rng.random((400, 1)) < told, rng.random((400, 2)), math.nan)
     tracker = ProgressTracker(stride, 0, 1)
-    for token in tokens:
-        tracker.update(token, "", math.nan, math.nan)
+    for token, (entropy, logprob) in zip(tokens, drawn.tolist(), strict=True):
+        tracker.update(token, "", entropy, logprob)
     wanted = np.array(tracker.records)
     visible = VisibleProgress(stride, 0, 1)
-    for age in sorted({*rng.integers(0, 401, 12).tolist(), 400}):
-        found = visible.read(tokens[:age], age)
-        assert len(found) == age // stride
+    for number, (entropy, logprob) in enumerate(drawn.tolist()):
+        if entropy == entropy:
+            visible.tell(number, [(entropy, logprob)])
+        if rng.random() < 0.05 or number == 399:
+            found = visible.read(tokens[: number + 1], number + 1)
+            assert len(found) == (number + 1) // stride
     fields = list(type(tracker.records[0])._fields)
     for index, name in enumerate(fields):
         if name in UNSEEN_FIELDS:
             assert np.isnan(found[:, index]).all()
         else:
-            assert np.array_equal(found[:, index], wanted[:, index]), name
+            assert np.array_equal(found[:, index], wanted[:, index], equal_nan=True), name
+    missing = np.isnan(found[:, fields.index(SAMPLED_FIELDS[0])])
+    assert missing.all() if told == 0.0 else not (told == 1.0 and missing.any())
+
+
+@given(st.lists(st.floats(-12.0, 12.0), min_size=2, max_size=30), st.data())
+def test_the_entropy_of_what_is_listed_is_a_lower_bound(
+    logits: list[float], data: st.DataObject
+) -> None:
+    """Exact with the whole vocabulary listed, never above it, rising with what is listed."""
+    scores = np.array(logits)
+    logprobs = scores - np.logaddexp.reduce(scores)
+    exact = float(-(np.exp(logprobs) * logprobs).sum())
+    drawn = data.draw(st.integers(0, len(logits) - 1))
+    ranked = np.sort(logprobs)[::-1]
+    given_drawn = logprobs[[drawn]]
+    found = [
+        float(entropy_of_listed(ranked[None, :count], given_drawn)[0])
+        for count in range(len(logits) + 1)
+    ]
+    assert math.isnan(found[0])
+    assert found[-1] == pytest.approx(exact, abs=1e-9)
+    assert all(a <= b + 1e-9 for a, b in zip(found[1:], [*found[2:], exact], strict=True))
+
+
+def test_a_requests_signals_do_not_depend_on_who_runs_beside_it() -> None:
+    """A batch lists as many log-probabilities as its hungriest request asked for."""
+    logprobs = np.log(np.array([[0.1, 0.6, 0.2, 0.1]], dtype=np.float32))  # drawn, then likeliest
+    for width in (3, 4):
+        entropy, drawn = signals_of(logprobs[:, :width], 2)
+        assert drawn[0] == pytest.approx(math.log(0.1))
+        parts = np.array([0.6, 0.2, 0.1, 0.1])  # the two listed, the drawn one, the rest
+        assert entropy[0] == pytest.approx(-(parts * np.log(parts)).sum(), rel=1e-6)
+    assert np.isnan(signals_of(logprobs, 0)[0]).all()
+    assert signals_of(logprobs, -1)[0][0] == pytest.approx(signals_of(logprobs, 3)[0][0])
+
+
+def test_sampling_reaches_the_predictor_and_its_absence_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two requests alike but for what their tokens were drawn from get different answers."""
+    features = ("age", "prompt_tokens", "last_mean_entropy", "mean_mean_logprob")
+    settings = GbmHazardSettings(features=features, boosting=BoostingSettings(num_trees=20))
+    settings.fit(training_set(synthetic_runs())).save_pretrained(tmp_path / "gbm")
+    with caplog.at_level(logging.WARNING):
+        chooser = chooser_of(str(tmp_path / "gbm"))
+        assert not caplog.records  # nothing it reads is hidden from every request
+        for _ in range(3):
+            chooser.unsampled()
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request asks for no log-probabilities: last_mean_entropy, mean_mean_logprob are missing "
+        "for it; counted from now on, not said again"
+    ]
+    assert chooser.counters.without_logprobs == 3
+    assert chooser.reads_sampling
+    running = requests(64, 64)
+    assert chooser.estimates is not None
+    for request, entropy in zip(running, (0.5, 1.5), strict=True):
+        visible = chooser.estimates.visible(chooser.arrived(request))
+        visible.tell(0, [(entropy, -0.5)] * 64)
+    chooser.choose(running, blocks)
+    young, old = chooser._views(running, blocks).remaining.tolist()
+    assert young > old  # in these runs, entropy rises towards the end
 
 
 # --- counters and log
@@ -334,7 +405,7 @@ def test_counters_as_prometheus_text(tmp_path: Path) -> None:
     chooser.report()
     lines = (tmp_path / "metrics.prom").read_text(encoding="utf-8").splitlines()
     assert 'preemptbench_decisions_total{policy="lifo"} 1' in lines
-    assert len([line for line in lines if line.startswith("# TYPE")]) == 14
+    assert len([line for line in lines if line.startswith("# TYPE")]) == 15
     assert "2 preemptions in 9 steps" in Counters(preemptions=2, steps=9).line("lifo")
     assert json.loads(json.dumps(Counters().as_dict()))["steps"] == 0
 
@@ -356,6 +427,11 @@ def test_metrics_that_cannot_be_written_stop_nothing(
 @pytest.mark.parametrize("version", ["0.33.0", "0.15.1", "0.27"])
 def test_known_series_are_taken(version: str) -> None:
     check_version(version)
+
+
+def test_the_policy_read_tells_in_the_newest_series_only() -> None:
+    assert policy_reads_tell("0.33.0")
+    assert not any(policy_reads_tell(old) for old in ("0.15.1", "0.20.2", "0.27.1", "0.330.0"))
 
 
 @pytest.mark.parametrize("version", ["0.34.0", "0.3.3", "0.330.1", "1.0"])

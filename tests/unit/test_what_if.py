@@ -24,6 +24,7 @@ from serving_sim.policies import get_policy
 
 ENGINE = {"num_blocks": 20, "max_num_seqs": 8, "block_size": 16, "max_num_batched_tokens": 256}
 
+ARRIVED = ['{"arrived": {"id": "a", "prompt": 3, "max_tokens": 5}}']
 OUTPUTS = [40 + 5 * (3 * i % 8) for i in range(8)]
 
 
@@ -49,6 +50,8 @@ def write_live(folder: Path, *, cut: tuple[str, ...] = ()) -> tuple[Path, list[d
     ended = {row["id"]: row["output"] for row in rows}
 
     def on_step(step: StepLog) -> None:
+        if step.num_returned:
+            log.returned(step.num_returned)
         while waiting and waiting[0]["arrival"] <= step.start_s:
             row = waiting.pop(0)
             known = {key: row[key] for key in ("id", "prompt", "max_tokens")}
@@ -166,11 +169,11 @@ def _summary(recorded: Recorded) -> tuple[int, int]:
         (['{"live_log": 1, "engine": {}}', '{"arrived": 3}'], "line 2 has no 'id'"),
         (['{"live_log": 1, "engine": {}}', '{"t": "x", "sched": {}}'], "line 2: field 't'"),
         (['{"live_log": 1, "engine": {}}', '{"ended": "a"}'], "output is None"),
+        (['{"live_log": 1, "engine": {}}', '{"returned": "a"}'], "returned is 'a'"),
+        (['{"live_log": 1, "seed": "a", "engine": {}}', *ARRIVED], "'seed' is 'a'"),
+        (['{"live_log": 1, "engine": {}}', *ARRIVED, *ARRIVED], "'a' arrives a second time"),
         (
-            [
-                '{"live_log": 1, "engine": {}}',
-                '{"arrived": {"id": "a", "prompt": 3, "max_tokens": 5}}',
-            ],
+            ['{"live_log": 1, "engine": {}}', *ARRIVED],
             "0 timed steps",
         ),
     ],
@@ -179,7 +182,7 @@ def test_damaged_logs_are_refused(lines: list[str], said: str, tmp_path: Path) -
     path = tmp_path / "bad.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(InvalidInput, match=said):
-        read_recorded(path)
+        _ = read_recorded(path).profile
 
 
 def test_a_full_disk_ends_the_log_not_the_engine(tmp_path: Path) -> None:
@@ -206,4 +209,5 @@ def test_the_gpu_scripts_comparison_reads_what_a_run_leaves(
     *_, lifo, least, fifo = (line.split() for line in capsys.readouterr().out.splitlines())
     assert [row[3] for row in (lifo, least, fifo)] == ["321"] * 3
     assert fifo[0] == "fifo"
+    assert all(a == b for a, b in (cell.split("/") for cell in fifo[5:7]))
     assert fifo[1] == fifo[2] != "0"  # the log was written under fifo: its replay agrees
