@@ -287,7 +287,7 @@ def _facts(numbers: StudyNumbers) -> dict[str, str]:
     profile = load_profile(config.profile)
     return {
         "study": config.name,
-        "seeds": f"0 to {config.num_seeds - 1} judged; {config.num_pilots} pilot seeds apart",
+        "seeds": f"{_seeds_text(stored.study)} judged; {config.num_pilots} pilot seeds apart",
         "deadline": f"{config.deadline_s:g} s, watched for {config.observe_s:g} s",
         "equivalence margin": f"{stored.study.margin_pp:g} pp, set before any comparison",
         "cohort": f"{config.num_tagged} scored requests a run after {config.num_warmup} warm-up",
@@ -298,6 +298,12 @@ def _facts(numbers: StudyNumbers) -> dict[str, str]:
         "semantics (sha256 of the code)": stored.semantics[:16],
         "versions": ", ".join(f"{name} {value}" for name, value in stored.versions.items()),
     }
+
+
+def _seeds_text(study: StudyResult) -> str:
+    if not study.failures:
+        return f"0 to {study.config.num_seeds - 1}"
+    return f"{', '.join(map(str, study.seeds))} (of {study.config.num_seeds}; others failed)"
 
 
 def _list(lines: list[str]) -> str:
