@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -191,7 +192,7 @@ def run_study(
     """
     if not sources:
         raise InvalidInput("a study needs at least one source of lengths")
-    folders = [out_dir / "sources" / _folder_name(source) for source in sources]
+    folders = [source_folder(source, out_dir) for source in sources]
 
     pairs = list(zip(sources, folders, strict=True))
     through("pilots", run_pilot, [(config, *pair, limits) for pair in pairs], num_jobs, on_task)
@@ -264,13 +265,13 @@ def study_status(
     """Say what is done and what a start would run."""
     rows = []
     for source in sources:
-        folder = out_dir / "sources" / _folder_name(source)
-        has_pilot = _pilot_path(config, source, folder).exists()
+        folder = source_folder(source, out_dir)
+        is_piloted = has_pilot(config, source, folder)
         counts = TaskCounts(0, 0, config.num_seeds, 0, math.nan)
-        if has_pilot:
+        if is_piloted:
             matrix = matrix_of(config, source, find_pilot(config, source, folder))
             counts = count_tasks([task_path(matrix, s, folder) for s in range(config.num_seeds)])
-        rows.append(SourceStatus(source.name, has_pilot, counts.done, config.num_seeds, counts))
+        rows.append(SourceStatus(source.name, is_piloted, counts.done, config.num_seeds, counts))
     return rows
 
 
@@ -285,7 +286,8 @@ def run_pilot(config: StudyConfig, source: Source, out_dir: Path, limits: TaskLi
     """Settle the pilots of ``source`` under ``limits``, or read them; raises InvalidInput when they
     pass one, since without pilots there is no study."""
     try:
-        run_limited(find_pilot, (config, source, out_dir), limits)
+        needed = NO_LIMITS if has_pilot(config, source, out_dir) else limits
+        run_limited(find_pilot, (config, source, out_dir), needed)
     except TaskStopped as stopped:
         raise InvalidInput(
             f"the pilots of {source.name} failed ({stopped}): allow more, or leave the source out"
@@ -436,8 +438,14 @@ def _margin(config: StudyConfig, pilots: Sequence[Pilot]) -> float:
     return round(default_margin(100 * float(np.mean(inside)) if inside else 0.0), 2)
 
 
-def _folder_name(source: Source) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "-" for c in source.name)
+def source_folder(source: Source, out_dir: Path) -> Path:
+    """Return the folder of the tasks of ``source``."""
+    return out_dir / "sources" / re.sub(r"[^\w.-]", "-", source.name)
+
+
+def has_pilot(config: StudyConfig, source: Source, folder: Path) -> bool:
+    """Say whether the pilots of ``source`` are stored in its ``folder``."""
+    return _pilot_path(config, source, folder).exists()
 
 
 def _digits(*values: object) -> str:

@@ -20,6 +20,7 @@ from preemptbench.cli_report import compare, report, rescore
 from preemptbench.cli_runs import runs
 from preemptbench.cli_simulate import policies, simulate
 from preemptbench.cli_study import study
+from preemptbench.cli_sweep import sweep
 from preemptbench.cli_train import score, train
 from preemptbench.cli_validate import validate
 from preemptbench.cli_what_if import what_if
@@ -37,8 +38,8 @@ def cli() -> None:
 
 
 for command in (
-    demo, collect, runs, oracle, train, score, card, export, simulate, study, report, rescore,
-    compare, policies, profiles, validate, what_if, calibrate, env,
+    demo, collect, runs, oracle, train, score, card, export, simulate, sweep, study, report,
+    rescore, compare, policies, profiles, validate, what_if, calibrate, env,
 ):  # fmt: skip
     cli.add_command(command)
 
