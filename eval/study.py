@@ -225,7 +225,10 @@ def through(
     """Run ``call`` on the arguments of every task with joblib; return its answers in any order."""
     from joblib import Parallel, delayed
 
-    workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
+    try:
+        workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
+    except ValueError:  # Ray's backend hands all answers over at the end
+        workers = Parallel(n_jobs=num_jobs)
     on_task(stage, 0, len(tasks))
     answers = []
     for done, answer in enumerate(workers(delayed(call)(*task) for task in tasks), 1):
