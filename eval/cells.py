@@ -5,8 +5,10 @@ Both are written whole or not at all. The records are what any later score is co
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from contracts.records import RequestRecord
 from eval.outcomes import BreachScore
 from eval.service import ServiceScore
 
+_RECORDS_SHA256 = b"preemptbench.records_sha256"
+# torn or foreign files: ArrowInvalid is a ValueError, ArrowIOError an OSError
+_DAMAGE = (ValueError, OSError, KeyError, TypeError, NotImplementedError)
 _SCORE_FIELDS = tuple(field.name for field in fields(BreachScore))
 _SERVICE_FIELDS = tuple(field.name for field in fields(ServiceScore))
 
@@ -52,7 +57,8 @@ def write_task(
     cells: Sequence[Cell],
     records: Sequence[tuple[Cell, Sequence[RequestRecord]]],
 ) -> None:
-    """Write the tagged records of a task, then its cells: a cells file means that both are there.
+    """Write the tagged records of a task, then its cells: a cells file means that both are there,
+    and holds the hash of the records.
 
     Warm-up and filler only load the system; they are most requests, and no score reads them.
     """
@@ -69,10 +75,60 @@ def write_task(
                 columns[name].append(getattr(cell, name))
             for field in fields(RequestRecord):
                 columns[field.name].append(getattr(life, field.name))
-    beside = path.parent.parent / "records" / path.name
+    beside = _records_beside(path)
     with atomic_path(beside) as scratch:
-        pq.write_table(pa.table(columns), scratch, compression="zstd")
-    write_cells(path, cells)
+        pq.write_table(pa.table(columns), scratch, compression="zstd", write_page_checksum=True)
+    write_cells(path, cells, {_RECORDS_SHA256: _sha256(beside)})
+
+
+def set_aside_damaged(path: Path) -> str | None:
+    """Move a task's files into ``quarantine/`` when they do not read or are not what was written.
+
+    Checked: the cells' pages (checksums) and columns, and the hash of the records beside. Returns a
+    line that names the damage, None when there is none (or no such task).
+    """
+    if not path.exists():
+        return None
+    try:
+        table = _read_table(path)
+        _cells_of(table)
+        beside = _records_beside(path)
+        metadata: dict[bytes, bytes] = table.schema.metadata or {}
+        if not beside.exists():
+            damage = "its records are missing"
+        elif metadata.get(_RECORDS_SHA256) != _sha256(beside):
+            damage = "its records have another hash than when they were written"
+        else:
+            return None
+    except _DAMAGE as error:
+        damage = f"it does not read: {str(error).splitlines()[0]}"
+    moved = set_aside(path)
+    if _records_beside(path).exists():
+        set_aside(_records_beside(path))
+    return f"{path} is damaged ({damage}): moved to {moved.parent}, and run again"
+
+
+def quarantine_of(path: Path) -> Path:
+    """Return the folder into which a damaged file of a task's folder goes."""
+    return path.parent.parent / "quarantine"
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged file of a task into the quarantine, beside what lies there, and return it."""
+    folder = quarantine_of(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    number = sum(1 for _ in folder.glob(f"{path.parent.name}-*-{path.name}"))
+    moved = folder / f"{path.parent.name}-{number}-{path.name}"
+    os.replace(path, moved)
+    return moved
+
+
+def _records_beside(path: Path) -> Path:
+    return path.parent.parent / "records" / path.name
+
+
+def _sha256(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def _check_once(lives: Sequence[RequestRecord]) -> None:
@@ -82,7 +138,9 @@ def _check_once(lives: Sequence[RequestRecord]) -> None:
         raise InvalidInput(f"request {name!r} stands there {most} times: cohorts overlap")
 
 
-def write_cells(path: Path, cells: Sequence[Cell]) -> None:
+def write_cells(
+    path: Path, cells: Sequence[Cell], metadata: Mapping[bytes, bytes] | None = None
+) -> None:
     """Write cells as one Parquet file, the fields of the score beside the cell's own."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -93,20 +151,28 @@ def write_cells(path: Path, cells: Sequence[Cell]) -> None:
         score, service = row.pop("score"), row.pop("service")
         rows.append(row | score | service)
     with atomic_path(path) as scratch:
-        pq.write_table(pa.Table.from_pylist(rows), scratch, compression="zstd")
+        table = pa.Table.from_pylist(rows).replace_schema_metadata(metadata)
+        pq.write_table(table, scratch, compression="zstd", write_page_checksum=True)
 
 
 def read_cells(path: Path) -> list[Cell]:
     """Read the cells of one task file; a damaged one is an error that says to delete it."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        return [_cell(row) for row in pq.read_table(path).to_pylist()]
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        return _cells_of(_read_table(path))
+    except _DAMAGE as error:
         raise InvalidInput(
             f"{path} is damaged ({error}): delete it, and run again to redo it"
         ) from None
+
+
+def _read_table(path: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path, page_checksum_verification=True)
+
+
+def _cells_of(table: Any) -> list[Cell]:
+    return [_cell(row) for row in table.to_pylist()]
 
 
 def _cell(row: dict[str, Any]) -> Cell:

@@ -9,6 +9,7 @@ share their randomness. A finished task is a file; a second start runs what is m
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from contracts.errors import InvalidInput, unknown_name
 from contracts.records import RequestRecord
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_request
-from eval.cells import Cell, read_cells, write_task
+from eval.cells import Cell, read_cells, set_aside_damaged, write_task
 from eval.named_policies import find_policy
 from eval.outcomes import score_breach
 from eval.service import score_service
@@ -324,8 +325,11 @@ def source_runs(config: MatrixConfig) -> list[DecodeRun]:
 
 
 def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
-    """Run every cell of ``seed`` and write its task file (skipped when it is there already)."""
+    """Run every cell of ``seed`` and write its task file (skipped when it is there already; a
+    damaged one is set aside with a warning)."""
     path = task_path(config, seed, out_dir)
+    if note := set_aside_damaged(path):
+        warnings.warn(note, stacklevel=2)
     if path.exists():
         return path
     inputs = prepare_seed(config, source_runs(config), seed)

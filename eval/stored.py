@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,7 @@ from eval.cells import read_cells
 from eval.matrix import task_path
 from eval.study import Pilot, Source, SourceResult, StudyConfig, StudyResult, matrix_of
 from eval.task_key import code_sha256, path_sha256
+from eval.tasks import Failure
 from serving_sim.config import EngineConfig, OffloadSettings, SglangSettings
 from traces.deadlines import DeadlineClass
 
@@ -61,7 +63,8 @@ def store_study(study: StudyResult, out_dir: Path, command: str) -> Path:
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in _PACKAGES},
         "margin_pp": study.margin_pp,
         "config": asdict(study.config) | {"engine": _changed_settings(study.config.engine)},
-        "sources": [_source_document(source, out_dir) for source in study.sources],
+        "failures": [asdict(failure) for failure in study.failures],
+        "sources": [_source_document(source, study.seeds, out_dir) for source in study.sources],
     }
     path = out_dir / FILE
     atomic_write_text(path, json.dumps(document, indent=1) + "\n")
@@ -90,7 +93,12 @@ def load_study(out_dir: Path) -> StoredStudy:
         config = _config(document["config"])
         results = [_source_result(config, row, out_dir) for row in document["sources"]]
         return StoredStudy(
-            study=StudyResult(config, results, float(document["margin_pp"])),
+            study=StudyResult(
+                config,
+                results,
+                float(document["margin_pp"]),
+                tuple(Failure(**row) for row in document.get("failures", [])),
+            ),
             out_dir=out_dir,
             command=document["command"],
             semantics=document["semantics"],
@@ -108,11 +116,10 @@ def load_study(out_dir: Path) -> StoredStudy:
         ) from None
 
 
-def _source_document(result: SourceResult, out_dir: Path) -> dict[str, Any]:
+def _source_document(result: SourceResult, seeds: Sequence[int], out_dir: Path) -> dict[str, Any]:
     source = result.source
     checkpoints = {name: _relative(folder, out_dir) for name, folder in source.checkpoints}
     paths = [source.runs, *(folder for _, folder in source.checkpoints)]
-    seeds = range(result.matrix.num_seeds)
     tasks = [task_path(result.matrix, seed, result.out_dir) for seed in seeds]
     return {
         "model_family": source.model_family,

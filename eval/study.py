@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,11 +30,13 @@ from eval.matrix import (
     offered_kv_load,
     prepare_seed,
     run_cell,
-    run_seed,
     source_runs,
     task_key,
+    task_path,
 )
 from eval.signal_sources import NO_SIGNAL, SignalSource
+from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, run_limited
+from eval.tasks import Failure, TaskCounts, TaskOutcome, count_tasks, run_task
 from eval.verdicts import default_margin
 from serving_sim.config import EngineConfig
 from serving_sim.profile import single_stream_s
@@ -148,11 +152,34 @@ class SourceResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudyResult:
-    """All sources of a study and the margin its verdicts use (percentage points)."""
+    """All sources of a study and the margin its verdicts use (percentage points).
+
+    A seed that failed in any source is left out of all of them, so that every comparison, in a cell
+    or over the grid, is paired over the same seeds.
+    """
 
     config: StudyConfig
     sources: list[SourceResult]
     margin_pp: float
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that every source finished; only these are judged."""
+        failed = {failure.seed for failure in self.failures}
+        return tuple(seed for seed in range(self.config.num_seeds) if seed not in failed)
+
+    def missing_text(self) -> str:
+        """Say which seeds are missing and why; empty when none is."""
+        if not self.failures:
+            return ""
+        missing = self.config.num_seeds - len(self.seeds)
+        return (
+            f"{missing} of {self.config.num_seeds} seeds missing, left out for every source and "
+            "rule (a task that fails is seldom an ordinary one: read the rest with that in mind; "
+            "--retry-failed runs them again):\n"
+            + "\n".join(f"  {failure}" for failure in self.failures)
+        )
 
 
 def run_study(
@@ -162,55 +189,88 @@ def run_study(
     *,
     num_jobs: int = -1,
     on_task: Callable[[str, int, int], None] = lambda *_: None,
+    limits: TaskLimits = NO_LIMITS,
+    retry_failed: bool = False,
+    on_note: Callable[[str], None] = warnings.warn,
 ) -> StudyResult:
     """Run pilots, then every seed of every source; finished tasks are read, not run again.
 
     ``num_jobs`` is joblib's; other backends are chosen around the call (joblib.parallel_config).
-    ``on_task`` hears the stage, how many of its tasks are done, and how many there are.
+    ``on_task`` hears the stage, how many of its tasks are done, and how many there are; ``on_note``
+    hears of files set aside. A task beyond its ``limits`` is recorded as failed and stays so
+    until ``retry_failed``. Raises InvalidInput when a pilot passes them or fewer than two
+    seeds are complete.
     """
-    from joblib import Parallel, delayed
-
     if not sources:
         raise InvalidInput("a study needs at least one source of lengths")
-    workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
-    folders = [out_dir / "sources" / _folder_name(source) for source in sources]
-
-    def through(stage: str, tasks: Sequence[object]) -> None:
-        on_task(stage, 0, len(tasks))
-        for done, _ in enumerate(workers(tasks), 1):
-            on_task(stage, done, len(tasks))
+    folders = [source_folder(source, out_dir) for source in sources]
 
     pairs = list(zip(sources, folders, strict=True))
-    through("pilots", [delayed(find_pilot)(config, *pair) for pair in pairs])
+    through("pilots", run_pilot, [(config, *pair, limits) for pair in pairs], num_jobs, on_task)
     pilots = [find_pilot(config, *pair) for pair in pairs]
     matrices = [matrix_of(config, *pair) for pair in zip(sources, pilots, strict=True)]
-    through(
-        "seeds",
-        [
-            delayed(run_seed)(matrix, seed, folder)
-            for seed in range(config.num_seeds)
-            for matrix, folder in zip(matrices, folders, strict=True)
-        ],
-    )
-    results = [
-        SourceResult(source, matrix, pilot, _cells(matrix, folder), folder)
-        for source, matrix, pilot, folder in zip(sources, matrices, pilots, folders, strict=True)
+    tasks = [
+        (matrix, seed, folder, limits, retry_failed, source.name)
+        for seed in range(config.num_seeds)
+        for matrix, folder, source in zip(matrices, folders, sources, strict=True)
     ]
-    return StudyResult(config, results, _margin(config, pilots))
+    failures = failures_of(through("seeds", run_task, tasks, num_jobs, on_task), on_note)
+    study = StudyResult(config, [], _margin(config, pilots), failures)
+    if len(study.seeds) < 2:
+        raise InvalidInput(f"nothing can be compared. {study.missing_text()}")
+    parts = zip(sources, matrices, pilots, folders, strict=True)
+    study.sources.extend(
+        SourceResult(source, matrix, pilot, _cells(matrix, study.seeds, folder), folder)
+        for source, matrix, pilot, folder in parts
+    )
+    return study
+
+
+def through(
+    stage: str,
+    call: Callable[..., Any],
+    tasks: Sequence[Sequence[Any]],
+    num_jobs: int,
+    on_task: Callable[[str, int, int], None],
+) -> list[Any]:
+    """Run ``call`` on the arguments of every task with joblib; return its answers in any order."""
+    from joblib import Parallel, delayed
+
+    try:
+        workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
+    except ValueError:  # Ray's backend hands all answers over at the end
+        workers = Parallel(n_jobs=num_jobs)
+    on_task(stage, 0, len(tasks))
+    answers = []
+    for done, answer in enumerate(workers(delayed(call)(*task) for task in tasks), 1):
+        answers.append(answer)
+        on_task(stage, done, len(tasks))
+    return answers
+
+
+def failures_of(
+    outcomes: Sequence[TaskOutcome], on_note: Callable[[str], None]
+) -> tuple[Failure, ...]:
+    """Return the failures among ``outcomes`` in a fixed order; the notes go to ``on_note``."""
+    for note in sorted(outcome.note for outcome in outcomes if outcome.note):
+        on_note(note)
+    found = [outcome.failure for outcome in outcomes if outcome.failure]
+    return tuple(sorted(found, key=lambda failure: (failure.seed, failure.where)))
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """How far one source is: whether its pilots ran, and how many seeds are done of how many."""
+    """How far one source is: whether its pilots ran, and what became of its seeds."""
 
     source: str
     has_pilot: bool
     seeds_done: int
     seeds: int
+    counts: TaskCounts
 
     def __str__(self) -> str:
         pilots = "pilots done" if self.has_pilot else "pilots missing"
-        return f"{self.source}: {pilots}, {self.seeds_done} of {self.seeds} seeds done"
+        return f"{self.source}: {pilots}, {self.counts}"
 
 
 def study_status(
@@ -219,13 +279,13 @@ def study_status(
     """Say what is done and what a start would run."""
     rows = []
     for source in sources:
-        folder = out_dir / "sources" / _folder_name(source)
-        has_pilot = _pilot_path(config, source, folder).exists()
-        done = 0
-        if has_pilot:
+        folder = source_folder(source, out_dir)
+        is_piloted = has_pilot(config, source, folder)
+        counts = TaskCounts(0, 0, config.num_seeds, 0, math.nan)
+        if is_piloted:
             matrix = matrix_of(config, source, find_pilot(config, source, folder))
-            done = sum(_task_path(matrix, s, folder).exists() for s in range(config.num_seeds))
-        rows.append(SourceStatus(source.name, has_pilot, done, config.num_seeds))
+            counts = count_tasks([task_path(matrix, s, folder) for s in range(config.num_seeds)])
+        rows.append(SourceStatus(source.name, is_piloted, counts.done, config.num_seeds, counts))
     return rows
 
 
@@ -236,18 +296,24 @@ def _pilot_path(config: StudyConfig, source: Source, folder: Path) -> Path:
     return folder / f"pilot-{key}-{_digits(settled)}.json"
 
 
-def _task_path(matrix: MatrixConfig, seed: int, folder: Path) -> Path:
-    return folder / "cells" / f"seed-{seed:03d}-{task_key(matrix, seed)}.parquet"
+def run_pilot(config: StudyConfig, source: Source, out_dir: Path, limits: TaskLimits) -> None:
+    """Settle the pilots of ``source`` under ``limits``, or read them; raises InvalidInput when they
+    pass one, since without pilots there is no study."""
+    try:
+        needed = NO_LIMITS if has_pilot(config, source, out_dir) else limits
+        run_limited(find_pilot, (config, source, out_dir), needed)
+    except TaskStopped as stopped:
+        raise InvalidInput(
+            f"the pilots of {source.name} failed ({stopped}): allow more, or leave the source out"
+        ) from None
 
 
 def find_pilot(config: StudyConfig, source: Source, out_dir: Path) -> Pilot:
     """Return what the pilot seeds settle for ``source``; kept in ``out_dir`` for the next start."""
     base = _base_matrix(config, source, rate_per_s=1.0, signals=(NO_SIGNAL,))
     path = _pilot_path(config, source, out_dir)
-    if path.exists():
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
-        return Pilot(**stored | lists)
+    if path.exists() and (stored := _stored_pilot(path)) is not None:
+        return stored
     runs = source_runs(base)
     base, inputs, blocks = _place_boundary(config, base, runs)
     pressures = _pressures(config, blocks)
@@ -262,6 +328,19 @@ def find_pilot(config: StudyConfig, source: Source, out_dir: Path) -> Pilot:
     )
     atomic_write_text(path, json.dumps(asdict(pilot), indent=1) + "\n")
     return pilot
+
+
+def _stored_pilot(path: Path) -> Pilot | None:
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
+        return Pilot(**stored | lists)
+    except (ValueError, TypeError, AttributeError):
+        moved = path.parent / "quarantine" / path.name
+        moved.parent.mkdir(exist_ok=True)
+        path.replace(moved)
+        warnings.warn(f"{path} is damaged: moved to {moved.parent}, and run again", stacklevel=3)
+        return None
 
 
 def matrix_of(config: StudyConfig, source: Source, pilot: Pilot) -> MatrixConfig:
@@ -360,12 +439,8 @@ def _lifo(base: MatrixConfig, inputs: dict[int, SeedInputs], seed: int, num_bloc
     return run_cell(base, inputs[seed], pool, BASELINE, NO_SIGNAL, seed)[0]
 
 
-def _cells(matrix: MatrixConfig, folder: Path) -> list[Cell]:
-    return [
-        cell
-        for seed in range(matrix.num_seeds)
-        for cell in read_cells(_task_path(matrix, seed, folder))
-    ]
+def _cells(matrix: MatrixConfig, seeds: Sequence[int], folder: Path) -> list[Cell]:
+    return [cell for seed in seeds for cell in read_cells(task_path(matrix, seed, folder))]
 
 
 def _margin(config: StudyConfig, pilots: Sequence[Pilot]) -> float:
@@ -380,8 +455,14 @@ def _margin(config: StudyConfig, pilots: Sequence[Pilot]) -> float:
     return round(default_margin(100 * float(np.mean(inside)) if inside else 0.0), 2)
 
 
-def _folder_name(source: Source) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "-" for c in source.name)
+def source_folder(source: Source, out_dir: Path) -> Path:
+    """Return the folder of the tasks of ``source``."""
+    return out_dir / "sources" / re.sub(r"[^\w.-]", "-", source.name)
+
+
+def has_pilot(config: StudyConfig, source: Source, folder: Path) -> bool:
+    """Say whether the pilots of ``source`` are stored in its ``folder``."""
+    return _pilot_path(config, source, folder).exists()
 
 
 def _digits(*values: object) -> str:

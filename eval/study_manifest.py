@@ -6,7 +6,7 @@ import html
 
 from eval.report import Section
 from eval.signal_sources import NO_SIGNAL
-from eval.study import BASELINE, deadline_text
+from eval.study import BASELINE, StudyResult, deadline_text
 from eval.study_numbers import StudyNumbers, overload_sentence
 from eval.surrogates import surrogate_notes
 from serving_sim.profile import load_profile
@@ -54,7 +54,7 @@ def facts(numbers: StudyNumbers) -> dict[str, str]:
     profile = load_profile(config.profile)
     return {
         "study": config.name,
-        "seeds": f"0 to {config.num_seeds - 1} judged; {config.num_pilots} pilot seeds apart",
+        "seeds": f"{_seeds_text(stored.study)} judged; {config.num_pilots} pilot seeds apart",
         "deadline": f"{deadline_text(config)}, watched for {config.observe_s:g} s",
         "equivalence margin": f"{stored.study.margin_pp:g} pp, set before any comparison",
         "cohort": f"{config.num_tagged} scored requests a run after {config.num_warmup} warm-up",
@@ -70,3 +70,9 @@ def facts(numbers: StudyNumbers) -> dict[str, str]:
 def bullets(lines: list[str]) -> str:
     """Return a list of plain texts."""
     return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _seeds_text(study: StudyResult) -> str:
+    if not study.failures:
+        return f"0 to {study.config.num_seeds - 1}"
+    return f"{', '.join(map(str, study.seeds))} (of {study.config.num_seeds}; others failed)"

@@ -110,10 +110,10 @@ def _tables_of(source: SourceResult, study: StudyResult) -> list[CellTable]:
         accepted = [cell.score.accepted for cell in by_rule[BASELINE, NO_SIGNAL]]
         is_known = not any(math.isnan(c.score.breach) for c in by_rule[BASELINE, NO_SIGNAL])
         for rule, cells in by_rule.items():
-            if [cell.seed for cell in cells] != list(range(study.config.num_seeds)):
+            if [cell.seed for cell in cells] != list(study.seeds):
                 raise InvalidInput(
                     f"{source.source.name} at {pressure.name}, {label(rule)}: seeds "
-                    f"{[cell.seed for cell in cells]} are there, not all {study.config.num_seeds}"
+                    f"{[cell.seed for cell in cells]} are there, not all of {study.seeds}"
                 )
         tables.append(
             CellTable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import click
@@ -19,9 +20,12 @@ from preemptbench.cli_report import compare, report, rescore
 from preemptbench.cli_runs import runs
 from preemptbench.cli_simulate import policies, simulate
 from preemptbench.cli_study import study
+from preemptbench.cli_sweep import sweep
 from preemptbench.cli_train import score, train
 from preemptbench.cli_validate import validate
 from preemptbench.cli_what_if import what_if
+
+_STOPPED = "terminated: what is finished is kept; the same command goes on"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -34,18 +38,21 @@ def cli() -> None:
 
 
 for command in (
-    demo, collect, runs, oracle, train, score, card, export, simulate, study, report, rescore,
-    compare, policies, profiles, validate, what_if, calibrate, env,
+    demo, collect, runs, oracle, train, score, card, export, simulate, sweep, study, report,
+    rescore, compare, policies, profiles, validate, what_if, calibrate, env,
 ):  # fmt: skip
     cli.add_command(command)
 
 
 def main() -> None:
-    """Run the command line; an expected error is one message and exit status 2."""
+    """Run the command line; an expected error is one message and exit status 2. SIGTERM ends as
+    Ctrl-C does, with status 143: what is finished stays, and the same command goes on."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         cli(standalone_mode=False)
-    except click.exceptions.Abort:
-        _leave("interrupted", 130)
+    except click.exceptions.Abort as abort:
+        is_terminated = isinstance(abort.__cause__, _Terminated)
+        _leave(_STOPPED if is_terminated else "interrupted", 143 if is_terminated else 130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -58,6 +65,14 @@ def main() -> None:
         sys.exit(141)
     except OSError as error:  # a full disk, a missing right, a folder where a file should be
         _leave(f"error: {error.filename or 'the system'}: {error.strerror or error}", 2)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came; as a KeyboardInterrupt, workers and scratch files are cleared as for Ctrl-C."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise _Terminated
 
 
 def _leave(message: str, status: int) -> None:

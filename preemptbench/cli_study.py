@@ -5,19 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from preemptbench.options import (
-    check_out_folder,
-    deadline_classes_option,
-    jobs_option,
-    to_json,
-)
+from preemptbench.options import check_out_folder, deadline_classes_option, to_json
 from preemptbench.progress import StageBars
+from preemptbench.task_options import backend_context, memory_bytes, say, task_options
 
 if TYPE_CHECKING:
     from eval.study import Source, StudyConfig
@@ -73,17 +68,8 @@ if TYPE_CHECKING:
 )
 @click.option("--margin", type=click.FloatRange(min=0, min_open=True), help="δ, in pp.")
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
-@jobs_option
-@click.option(
-    "--backend",
-    type=click.Choice(["loky", "threading", "dask", "ray"]),
-    default="loky",
-    show_default=True,
-    help="joblib's backend; dask and ray need their extra, and reach a cluster by --address.",
-)
-@click.option("--address", help="Address of a running Dask scheduler or Ray cluster.")
+@task_options
 @click.option("--out", "out_dir", type=click.Path(path_type=Path), help="Default: out/PRESET.")
-@click.option("--status", is_flag=True, help="Say what is done and what is missing, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def study(
     preset: str,
@@ -102,6 +88,9 @@ def study(
     jobs: int,
     backend: str,
     address: str | None,
+    timeout_s: float | None,
+    memory_gb: float | None,
+    retry_failed: bool,
     out_dir: Path | None,
     status: bool,
     as_json: bool,
@@ -109,13 +98,14 @@ def study(
     """Run a study and print what may be said: every policy x signal against LIFO, with family-wise
     p-values and equivalence verdicts, in the low-breach regime and beyond it.
 
-    Finished seeds are kept in --out; a second start runs what is missing. The report is
-    report.html there.
+    Finished seeds are kept in --out; a second start runs what is missing. A seed that fails is
+    left out of every comparison, and said. The report is report.html there.
     """
     from contracts.conformance import check_policy
     from eval.named_policies import find_policy
     from eval.study import run_study, study_status
     from eval.study_report import write_study_report
+    from eval.task_limits import TaskLimits
     from preemptbench.study_presets import PRESETS
     from preemptbench.study_text import study_object, study_text
     from traces.deadlines import parse_deadline_class
@@ -146,8 +136,12 @@ def study(
         click.echo(to_json({"sources": [asdict(row) for row in rows]}) if as_json else
                    "\n".join(map(str, rows)))  # fmt: skip
         return
-    with _backend(backend, address), StageBars("task") as bars:
-        result = run_study(config, sources, place, num_jobs=jobs, on_task=bars.update)
+    limits = TaskLimits(timeout_s=timeout_s, memory_bytes=memory_bytes(memory_gb))
+    with backend_context(backend, address), StageBars("task") as bars:
+        result = run_study(
+            config, sources, place, num_jobs=jobs, on_task=bars.update, limits=limits,
+            retry_failed=retry_failed, on_note=say,
+        )  # fmt: skip
         page = write_study_report(result, place, _command(), bars.update)
     click.echo(to_json(study_object(result)) if as_json else study_text(result))
     click.echo(f"report: {page}", err=True)
@@ -193,24 +187,3 @@ def _named(text: str) -> tuple[str, Path]:
             f"{text!r} is not name=FOLDER with a checkpoint's folder", param_hint="--checkpoint"
         )
     return name, Path(folder)
-
-
-def _backend(backend: str, address: str | None) -> Any:
-    """Return a context in which joblib uses ``backend``."""
-    import joblib
-
-    from contracts.errors import missing_dependency
-
-    if backend in ("loky", "threading"):
-        if address is not None:
-            raise click.UsageError(f"--address does not go with --backend {backend}.")
-        return joblib.parallel_config(backend=backend)
-    try:
-        if backend == "dask":
-            client = import_module("distributed").Client(address)
-            return joblib.parallel_config(backend="dask", client=client)
-        import_module("ray").init(address=address, ignore_reinit_error=True)
-        import_module("ray.util.joblib").register_ray()
-        return joblib.parallel_config(backend="ray")
-    except ImportError as error:
-        raise missing_dependency(error.name or backend, backend, f"--backend {backend}") from None

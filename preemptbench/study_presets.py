@@ -90,10 +90,11 @@ def drawn_sources(config: StudyConfig, out_dir: Path) -> list[Source]:
         for law in length_laws()
         if config.name != QUICK.name or (law.model_family, law.benchmark) in QUICK_SOURCES
     ]
-    return [_drawn(law, config, out_dir / "inputs") for law in laws]
+    return [drawn_source(law, config, out_dir / "inputs") for law in laws]
 
 
-def _drawn(law: LengthLaw, config: StudyConfig, folder: Path) -> Source:
+def drawn_source(law: LengthLaw, config: StudyConfig, folder: Path) -> Source:
+    """Return a source of runs drawn from ``law``, written into ``folder`` with an age-km."""
     from predictors.age_km import AgeKmSettings
     from training.rows import training_set
 

@@ -25,6 +25,7 @@ def study_object(study: StudyResult) -> dict[str, Any]:
     return {
         "study": study.config.name,
         "seeds": study.config.num_seeds,
+        "failures": [asdict(failure) for failure in study.failures],
         "deadline_s": study.config.deadline_s,
         "deadline_classes": [asdict(one) for one in study.config.deadline_classes],
         "margin_pp": study.margin_pp,
@@ -58,7 +59,8 @@ def study_text(study: StudyResult) -> str:
         f"pressures, {config.num_seeds} seeds, deadline {deadline_text(config)}, "
         f"step times {config.profile}, margin ±{study.margin_pp:g} pp"
     )
-    parts = [head, *(_part(study, part) for part in PARTS)]
+    missing = [study.missing_text()] if study.failures else []
+    parts = [head, *missing, *(_part(study, part) for part in PARTS)]
     return "\n\n".join(parts)
 
 

@@ -166,7 +166,10 @@ def test_a_second_start_runs_nothing_and_finds_the_same(study: StudyResult) -> N
     done = study_status(CONFIG, [s.source for s in study.sources], out)
     assert [row.seeds_done for row in done] == [3, 3]
     missing = study_status(replace(CONFIG, deadline_s=2.4), [study.sources[0].source], out)
-    assert str(missing[0]) == "Tiny on Toy: pilots missing, 0 of 3 seeds done"
+    assert (
+        str(missing[0])
+        == "Tiny on Toy: pilots missing, 0 of 3 seeds done, 0 failed, 3 missing, 0 quarantined"
+    )
 
 
 KILLED = """

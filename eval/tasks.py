@@ -1,0 +1,151 @@
+"""Tasks that may fail: one seed of one matrix, its limits, and the record of a failure.
+
+A failed task leaves a small JSON file in ``failed/`` under its content address. It stays failed
+until somebody asks for another try, and its seed is missing from every comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from contracts.errors import NoProgressError, PreemptBenchError
+from contracts.files import atomic_write_text
+from eval.cells import quarantine_of, set_aside, set_aside_damaged
+from eval.matrix import MatrixConfig, run_seed, task_path
+from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, run_limited
+
+_TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a task has no cells. ``reason`` is "timeout", "memory", "died" or "error"; ``seconds``
+    is how long it ran; ``task`` is the file it would have written, which holds its key."""
+
+    task: str
+    seed: int
+    reason: str
+    detail: str
+    seconds: float
+    traceback_tail: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.where}, " if self.where else ""
+        return f"{place}seed {self.seed} failed after {self.seconds:.0f} s: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """What a task came to; ``note`` names a damaged file that was set aside."""
+
+    failure: Failure | None = None
+    note: str | None = None
+
+
+def run_task(
+    config: MatrixConfig,
+    seed: int,
+    out_dir: Path,
+    limits: TaskLimits = NO_LIMITS,
+    retry_failed: bool = False,
+    where: str = "",
+) -> TaskOutcome:
+    """Run ``seed`` unless it is finished or failed before; a failure is recorded, not raised.
+
+    Errors of the settings (a bad policy, a leak, a missing file) and of the disk are raised: they
+    would strike every seed alike.
+    """
+    path = task_path(config, seed, out_dir)
+    note = set_aside_damaged(path)
+    if path.exists():
+        return TaskOutcome(note=note)
+    known = stored_failure(path)
+    if known is not None and not retry_failed:
+        return TaskOutcome(known, note)
+    failed = failure_path(path)
+    failed.unlink(missing_ok=True)
+    began_s = time.monotonic()
+    try:
+        run_limited(run_seed, (config, seed, out_dir), limits)
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise
+        if isinstance(error, PreemptBenchError) and not isinstance(error, NoProgressError):
+            raise
+        failure = _failure(error, path.name, seed, time.monotonic() - began_s, where)
+        atomic_write_text(failed, json.dumps(asdict(failure), indent=1) + "\n")
+        return TaskOutcome(failure, note)
+    return TaskOutcome(note=note)
+
+
+def _failure(error: Exception, task: str, seed: int, seconds: float, where: str) -> Failure:
+    is_stopped = isinstance(error, TaskStopped)
+    reason = error.reason if isinstance(error, TaskStopped) else "error"
+    if isinstance(error, MemoryError):
+        reason = "memory"
+    lines = "".join(traceback.format_exception(error)).splitlines()[-_TAIL_LINES:]
+    return Failure(
+        task=task,
+        seed=seed,
+        reason=reason,
+        detail=str(error) if is_stopped else f"{type(error).__name__}: {error}",
+        seconds=round(seconds, 3),
+        traceback_tail="" if is_stopped else "\n".join(lines),
+        where=where,
+    )
+
+
+def failure_path(path: Path) -> Path:
+    """Return where the failure of the task that writes ``path`` lies."""
+    return path.parent.parent / "failed" / f"{path.stem}.json"
+
+
+def stored_failure(path: Path) -> Failure | None:
+    """Return the recorded failure of the task that writes ``path``; a torn one is set aside."""
+    failed = failure_path(path)
+    if not failed.exists():
+        return None
+    try:
+        return Failure(**json.loads(failed.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        set_aside(failed)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """How many tasks are done, failed and missing, how many files were set aside, and the seconds
+    that the missing ones take at the pace of the stored ones (NaN with fewer than two)."""
+
+    done: int
+    failed: int
+    missing: int
+    quarantined: int
+    left_s: float
+
+    def __str__(self) -> str:
+        left = f", about {self.left_s:.0f} s left" if self.missing and self.left_s >= 0 else ""
+        return (
+            f"{self.done} of {self.done + self.failed + self.missing} seeds done, "
+            f"{self.failed} failed, {self.missing} missing, {self.quarantined} quarantined{left}"
+        )
+
+
+def count_tasks(paths: Sequence[Path]) -> TaskCounts:
+    """Count the tasks that write ``paths``, all of one folder. The pace is the median time between
+    one stored task and the next, so that a pause does not count."""
+    done = [path for path in paths if path.exists()]
+    failed = sum(stored_failure(path) is not None for path in paths if not path.exists())
+    missing = len(paths) - len(done) - failed
+    times_s = sorted(path.stat().st_mtime for path in done)
+    pace_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else float("nan")
+    aside = sum(1 for _ in quarantine_of(paths[0]).glob("*")) if paths else 0
+    return TaskCounts(len(done), failed, missing, aside, missing * pace_s)
