@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from preemptbench.options import check_out_folder, jobs_option, to_json
+from preemptbench.options import allow_mismatch_option, check_out_folder, jobs_option, to_json
 from preemptbench.progress import StageBars
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="A trained predictor as one more signal of --runs sources, as name=FOLDER.",
 )
+@allow_mismatch_option
 @click.option("--seeds", type=click.IntRange(min=2), help="Study seeds. Default: the preset's.")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
 @click.option(
@@ -86,6 +87,7 @@ def study(
     policies: tuple[str, ...],
     signals: tuple[str, ...],
     checkpoints: tuple[str, ...],
+    allow_mismatch: bool,
     seeds: int | None,
     deadline: float | None,
     concurrency: float | None,
@@ -130,7 +132,7 @@ def study(
     )
     place = out_dir or Path("out") / preset
     check_out_folder(place)
-    sources = _sources(config, place, data, own_runs, only_own, named)
+    sources = _sources(config, place, data, own_runs, only_own, named, allow_mismatch)
     if status:
         rows = study_status(config, sources, place)
         click.echo(to_json({"sources": [asdict(row) for row in rows]}) if as_json else
@@ -150,8 +152,12 @@ def _sources(
     own_runs: tuple[Path, ...],
     only_own: bool,
     checkpoints: dict[str, Path],
+    allow_mismatch: bool,
 ) -> list[Source]:
+    from eval.mismatch import matched_name
+    from eval.signal_sources import load_predictors
     from preemptbench.study_presets import drawn_sources, own_source, real_sources
+    from traces.runlog import read_runs
 
     sources: list[Source] = []
     if not only_own:
@@ -164,8 +170,17 @@ def _sources(
         else:
             sources = drawn_sources(config, place)
     for path in own_runs:
+        runs = list(read_runs(path)) if checkpoints else []
+        for name, folder in checkpoints.items():  # a mismatch is said before the pilots run
+            matched_name(load_predictors(folder), runs, allow_mismatch=allow_mismatch, name=name)
         source = own_source(path, config, place)
-        sources.append(replace(source, checkpoints=(*source.checkpoints, *checkpoints.items())))
+        sources.append(
+            replace(
+                source,
+                checkpoints=(*source.checkpoints, *checkpoints.items()),
+                allow_mismatch=allow_mismatch,
+            )
+        )
     return sources
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preemptbench.options import data_option, need_data, to_json
+from preemptbench.options import allow_mismatch_option, data_option, need_data, to_json
 from traces.bundled import bundled_runs
 from training.options import train_options
 
@@ -51,9 +51,7 @@ def train(
 @click.option(
     "--figures", type=click.Path(path_type=Path), help="With --details: folder for two figures."
 )
-@click.option(
-    "--allow-mismatch", is_flag=True, help="Score it on runs of a model it was not trained on."
-)
+@allow_mismatch_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def score(
     checkpoint: Path | None,
@@ -73,7 +71,6 @@ def score(
     if checkpoint is None:
         _score_lrm(data, seed, as_json)
         return
-    from eval.mismatch import matched_name
     from eval.signal_quality import quality_table
     from eval.signal_sources import load_predictors, load_signal
     from preemptbench.cli_details import print_details
@@ -87,8 +84,7 @@ def score(
     fresh = unseen_runs(predictors, log)
     click.echo(f"{len(fresh)} of {len(log)} runs are of prompts it never saw", err=True)
     floor = crossfit(fresh, "age-km", num_folds=2)
-    name = matched_name(predictors, fresh, allow_mismatch=allow_mismatch)
-    signal = load_signal(name, checkpoint, fresh)
+    signal = load_signal(predictors[0].name, checkpoint, fresh, allow_mismatch=allow_mismatch)
     if details:
         print_details(
             fresh, floor, signal, ceilings(fresh, ()), seed=seed, as_json=as_json, figures=figures
