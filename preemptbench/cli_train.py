@@ -51,6 +51,18 @@ def train(
 @click.option(
     "--figures", type=click.Path(path_type=Path), help="With --details: folder for two figures."
 )
+@click.option(
+    "--slo-regret",
+    is_flag=True,
+    help="Instead: what its choice of victim costs in missed deadlines, by replay.",
+)
+@click.option(
+    "--pressure",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="With --slo-regret: KV demand over the pool.",
+)
 @allow_mismatch_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def score(
@@ -61,6 +73,8 @@ def score(
     seed: int,
     details: bool,
     figures: Path | None,
+    slo_regret: bool,
+    pressure: float,
     allow_mismatch: bool,
     as_json: bool,
 ) -> None:
@@ -73,7 +87,7 @@ def score(
         return
     from eval.signal_quality import quality_table
     from eval.signal_sources import load_predictors, load_signal
-    from preemptbench.cli_details import print_details
+    from preemptbench.cli_details import print_details, print_slo_regret
     from training.crossfit import crossfit
     from training.evaluate import evaluate, unseen_runs
     from training.fit import ceilings, scores_json
@@ -85,6 +99,11 @@ def score(
     click.echo(f"{len(fresh)} of {len(log)} runs are of prompts it never saw", err=True)
     floor = crossfit(fresh, "age-km", num_folds=2)
     signal = load_signal(predictors[0].name, checkpoint, fresh, allow_mismatch=allow_mismatch)
+    if slo_regret:
+        floors = [floor] if floor.name != signal.name else []
+        rated = [*floors, signal, *ceilings(fresh, ())]
+        print_slo_regret(runs, fresh, rated, pressure=pressure, seed=seed, as_json=as_json)
+        return
     if details:
         print_details(
             fresh, floor, signal, ceilings(fresh, ()), seed=seed, as_json=as_json, figures=figures
