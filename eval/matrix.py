@@ -22,6 +22,7 @@ from contracts.records import RequestRecord
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_request
 from eval.cells import Cell, read_cells, set_aside_damaged, write_task
+from eval.mismatch import TRAINED_ON
 from eval.named_policies import find_policy
 from eval.outcomes import score_breach
 from eval.service import score_service
@@ -293,8 +294,13 @@ def run_cell(
 
 
 def _labelled(name: str, grid: RemainingGrid | None) -> str:
-    """Return a signal's name in results: an oracle of sampled runs says so in every one."""
-    return name + SAMPLED_LABEL if grid is not None and SAMPLED_LABEL in grid.name else name
+    """Return a signal's name in results: an oracle of sampled runs says so in every one, and so
+    does a checkpoint of another model."""
+    if grid is None:
+        return name
+    if TRAINED_ON in grid.name:
+        return grid.name
+    return name + SAMPLED_LABEL if SAMPLED_LABEL in grid.name else name
 
 
 def _breach_by_class(
@@ -373,17 +379,9 @@ def run_matrix(
         done.append(path)
         if on_seed is not None:
             on_seed(len(done), config.num_seeds)
-    pressures = [pressure.name for pressure in config.pressures]
-    pairs = [(policy, signal.name) for policy, signal in config.crossings()]
-    cells = [cell for path in sorted(done) for cell in read_cells(path)]
-    return sorted(
-        cells,
-        key=lambda c: (
-            pressures.index(c.pressure),
-            pairs.index((c.policy, c.signal.removesuffix(SAMPLED_LABEL))),
-            c.seed,
-        ),
-    )
+    # a task holds its cells by pressure and crossing: one of each task, then the next of each
+    tasks = sorted((read_cells(path) for path in done), key=lambda cells: cells[0].seed)
+    return [cell for same in zip(*tasks, strict=True) for cell in same]
 
 
 def task_key(config: MatrixConfig, seed: int) -> str:

@@ -20,6 +20,7 @@ from contracts.signals import (
     SignalRequest,
     signal_request,
 )
+from eval.mismatch import matched_name
 from eval.surrogates import SURROGATES
 from oracles.degrade import degrade, label, parse_degradations
 from oracles.empirical import Clairvoyant, EmpiricalOracle
@@ -39,11 +40,14 @@ class SignalSource:
     for each truth set, and so is a surrogate (eval.surrogates); ``none`` runs a policy without a
     signal; anything else is a folder: a checkpoint, the ``fold-*`` checkpoints of a cross-fit, or
     an oracle that ``oracle build`` wrote. Those names are reserved. A name may go on with
-    degradations, as in ``clairvoyant | noise(0.5)`` (:mod:`oracles.degrade`).
+    degradations, as in ``clairvoyant | noise(0.5)`` (:mod:`oracles.degrade`). A checkpoint trained
+    for another model or tokenizer than the run log's is refused unless ``allow_mismatch``; results
+    are then labelled.
     """
 
     name: str
     folder: Path | None = None
+    allow_mismatch: bool = False
 
     def __post_init__(self) -> None:
         base, steps = parse_degradations(self.name)
@@ -58,7 +62,7 @@ class SignalSource:
             raise InvalidInput(f"signal {self.name!r}: there is no signal to degrade")
 
     @staticmethod
-    def parse(text: str) -> SignalSource:
+    def parse(text: str, *, allow_mismatch: bool = False) -> SignalSource:
         """Read ``none``, ``oracle``, ``oracle-K``, ``clairvoyant`` or ``[name=]FOLDER``, with any
         degradations behind it."""
         base, steps = parse_degradations(text)
@@ -73,7 +77,7 @@ class SignalSource:
                 f"{', '.join(SURROGATES)} nor a folder: "
                 "train one with 'preemptbench train' and give its folder"
             )
-        return SignalSource((name or path.name) + done, path)
+        return SignalSource((name or path.name) + done, path, allow_mismatch)
 
     def build(
         self, truth: Sequence[DecodeRun], others: Sequence[DecodeRun], seed: int = 0
@@ -101,7 +105,7 @@ class SignalSource:
         if self.folder is not None:
             if is_oracle_folder(self.folder):
                 return load_oracle(self.folder, base)
-            return load_signal(base, self.folder, truth)
+            return load_signal(base, self.folder, truth, allow_mismatch=self.allow_mismatch)
         if base == "clairvoyant":
             return Clairvoyant(truth)
         return _oracle(base, truth, others)
@@ -145,19 +149,24 @@ def _oracle(name: str, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]) 
     return EmpiricalOracle([run for group in by_request.values() for run in group[:wanted]], name)
 
 
-def load_signal(name: str, folder: Path, runs: Sequence[DecodeRun]) -> RemainingSignal:
+def load_signal(
+    name: str, folder: Path, runs: Sequence[DecodeRun], *, allow_mismatch: bool = False
+) -> RemainingSignal:
     """Return the predictor of ``folder`` for requests of ``runs``.
 
     Of a cross-fit, each request is routed to the fold that never saw its prompt. Raises
-    LeakageError when a prompt of ``runs`` was in the training set of every predictor there.
+    LeakageError when a prompt of ``runs`` was in the training set of every predictor there, and
+    InvalidInput when it was trained for another model or tokenizer; where that is allowed, the name
+    of the signal goes on with what it was trained on (:mod:`eval.mismatch`).
     """
     predictors = load_predictors(folder)
+    label = matched_name(predictors, runs, allow_mismatch=allow_mismatch, name=name)
     fold_of: dict[str, int] = {}
     for run in runs:
         fold = _unseen_fold(name, predictors, run)
         if fold_of.setdefault(run.prompt_sha256, fold) != fold:
             raise InvalidInput(f"prompt {run.prompt_id!r} of {folder} belongs to two folds")
-    return RoutedSignal(name, predictors, fold_of)
+    return RoutedSignal(label, predictors, fold_of)
 
 
 def load_predictors(folder: Path) -> list[Predictor]:

@@ -52,13 +52,15 @@ _PRECISION = 1.005  # of the boundary's pool
 class Source:
     """Where a column of the study has its lengths from: a run log of one model family on one
     benchmark, and the checkpoints that answer for it (name -> folder). ``kind`` says what the log
-    is: "parametric", "sampled" or "temperature zero"."""
+    is: "parametric", "sampled" or "temperature zero". With ``allow_mismatch``, checkpoints trained
+    for another model answer too, and results say so."""
 
     model_family: str
     benchmark: str
     runs: Path
     kind: str
     checkpoints: tuple[tuple[str, Path], ...] = ()
+    allow_mismatch: bool = False
 
     @property
     def name(self) -> str:
@@ -359,7 +361,10 @@ def _base_matrix(
     return MatrixConfig(
         runs=source.runs,
         policies=(BASELINE,),
-        signals=tuple(SignalSource(name, folders.get(name)) for name in signals),
+        signals=tuple(
+            SignalSource(name, folders.get(name), allow_mismatch=source.allow_mismatch)
+            for name in signals
+        ),
         pressures=(Pressure("any", 2),),
         engine=config.engine,
         profile=config.profile,

@@ -29,7 +29,7 @@ def content_key(
     """
     identity = {
         "settings": {k: v for k, v in settings.items() if k not in ("runs", "trace", "signals")},
-        "signals": [signal["name"] for signal in settings["signals"]],
+        "signals": [(s["name"], s["allow_mismatch"]) for s in settings["signals"]],
         "inputs": {name: path_sha256(path) for name, path in inputs.items()},
         "policies": [_policy_source(name) for name in policies],
         "code": code_sha256(),

@@ -226,15 +226,8 @@ class HorizonPredictor(Predictor):
         check_level(level)
         bound = room(requests, ages).astype(np.float64)
         knots, curve = self._curve(requests, ages)
-        target = 1.0 - level
-        above = (curve > target).sum(axis=1)  # falling curve: the first knot at or below target
-        slot = np.minimum(above, len(knots) - 1)
-        row = np.arange(len(curve))
-        high, low = curve[row, slot - 1], curve[row, slot]
-        share = np.divide(high - target, high - low, out=np.ones(len(curve)), where=high > low)
-        reach = knots[slot - 1] + share * (knots[slot] - knots[slot - 1])
-        whole = np.ceil(reach - 1e-9)
-        return np.clip(np.where(above < len(knots), whole, np.inf), 1.0, bound)
+        whole = np.ceil(curve_quantile(knots, curve, level) - 1e-9)
+        return np.clip(whole, 1.0, bound)
 
     def survival(
         self, requests: Sequence[SignalRequest], ages: IntArray, horizon: FloatArray
@@ -255,6 +248,19 @@ class HorizonPredictor(Predictor):
     def _with_start(self, alive: FloatArray) -> tuple[FloatArray, FloatArray]:
         knots = np.concatenate([[0.0], self.edges])
         return knots, np.concatenate([np.ones((len(alive), 1)), alive], axis=1)
+
+
+def curve_quantile(knots: FloatArray, curve: FloatArray, level: float) -> FloatArray:
+    """Return where the falling curves (n, b) at ``knots`` (b,), 1 at the first, reach 1 - ``level``
+    (n,), straight lines between knots; infinity where one never does."""
+    target = 1.0 - level
+    above = (curve > target).sum(axis=1)  # falling curve: the first knot at or below target
+    slot = np.minimum(above, len(knots) - 1)
+    row = np.arange(len(curve))
+    high, low = curve[row, slot - 1], curve[row, slot]
+    share = np.divide(high - target, high - low, out=np.ones(len(curve)), where=high > low)
+    reach = knots[slot - 1] + share * (knots[slot] - knots[slot - 1])
+    return np.where(above < len(knots), reach, np.inf)
 
 
 def _locate(knots: FloatArray, at: FloatArray) -> tuple[IntArray, FloatArray]:

@@ -172,12 +172,23 @@ def hazard_rows(
     """Return (landmark, bin, ended) of every binary training row; see the module's rule."""
     caps = np.array([request.max_tokens for request in training.requests], dtype=np.int64)[run]
     left = training.output_tokens[run] - ages
-    observed = training.event_observed[run]
+    return binary_rows(left, training.event_observed[run], caps - ages, edges)
+
+
+def binary_rows(
+    left: FloatArray | IntArray,
+    observed: np.ndarray,
+    watched: FloatArray | IntArray,
+    edges: FloatArray | IntArray,
+) -> tuple[IntArray, IntArray, np.ndarray]:
+    """Return (row, bin, ended) of every binary training row of rows that had ``left`` (n,) to go
+    when they ended, or were cut where not ``observed``, and were followed for ``watched`` at
+    most."""
     survived = np.searchsorted(edges, left, side="left")  # edges below the end were passed
     survived = np.where(observed, survived, np.searchsorted(edges, left, side="right"))
-    inside_cap = np.searchsorted(edges, caps - ages, side="right")
+    inside_cap = np.searchsorted(edges, watched, side="right")
     counts = np.minimum(survived + observed, inside_cap)
-    owner = np.repeat(np.arange(len(run)), counts)
+    owner = np.repeat(np.arange(len(left)), counts)
     starts = np.cumsum(counts) - counts
     bins = np.arange(len(owner)) - starts[owner]
     return owner, bins, observed[owner] & (bins == survived[owner])

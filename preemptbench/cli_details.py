@@ -1,9 +1,9 @@
-"""What ``score --details`` prints: every metric of a checkpoint, with intervals over prompts."""
+"""What ``score --details`` and ``--slo-regret`` print: metrics of a checkpoint, with intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -11,6 +11,9 @@ import click
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingSignal
 from preemptbench.options import to_json
+from preemptbench.progress import Bar
+
+SLO_SEEDS, SLO_TAGGED = 20, 200
 
 
 def print_details(
@@ -36,3 +39,32 @@ def print_details(
         for path in write_figures(rows, figures):
             click.echo(f"wrote {path}", err=True)
     click.echo(to_json({"rows": [asdict(row) for row in rows]}) if as_json else report_text(rows))
+
+
+def print_slo_regret(
+    path: Path,
+    runs: Sequence[DecodeRun],
+    signals: Sequence[RemainingSignal],
+    *,
+    pressure: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Replay what ``signals`` would choose on ``runs`` of the run log ``path``; print."""
+    from eval.slo_regret import slo_cell, slo_regret, slo_text
+    from oracles.empirical import Clairvoyant
+    from preemptbench.demo import demo_matrix
+    from training.evaluate import has_known_length
+
+    known = [run for run in runs if has_known_length(run)]
+    config = replace(
+        demo_matrix(path, {}, num_seeds=SLO_SEEDS), num_tagged=SLO_TAGGED, first_seed=seed
+    )
+    with Bar("seed") as bar:
+        report = slo_regret(
+            slo_cell(config, known, pressure),
+            known,
+            [*signals, Clairvoyant(known)],
+            on_seed=bar.update,
+        )
+    click.echo(to_json(asdict(report)) if as_json else slo_text(report))

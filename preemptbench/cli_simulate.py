@@ -15,6 +15,7 @@ from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
 from preemptbench.engine_options import chosen_engine, engine_options
 from preemptbench.options import (
+    allow_mismatch_option,
     check_out_folder,
     deadline_classes_option,
     jobs_option,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     "one; made worse by 'SIGNAL | noise(0.5)' and the like. "
     "Repeatable; default: oracle.",
 )
+@allow_mismatch_option
 @runs_option
 @click.option(
     "--trace",
@@ -147,6 +149,7 @@ def simulate(
     context: click.Context,
     policies: tuple[str, ...],
     signals: tuple[str, ...],
+    allow_mismatch: bool,
     runs_path: Path,
     trace_path: Path | None,
     blocks: tuple[int, ...],
@@ -209,7 +212,7 @@ def simulate(
     sources = dict.fromkeys((NO_SIGNAL, *(signals or default)))
     config = replace(
         config,
-        signals=tuple(SignalSource.parse(text) for text in sources),
+        signals=tuple(SignalSource.parse(text, allow_mismatch=allow_mismatch) for text in sources),
         rate_per_s=rate or config.rate_per_s,
         arrival_cv=cv or config.arrival_cv,
         deadline_s=deadline or config.deadline_s,

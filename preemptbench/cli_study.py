@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preemptbench.options import check_out_folder, deadline_classes_option, to_json
+from preemptbench.options import (
+    allow_mismatch_option,
+    check_out_folder,
+    deadline_classes_option,
+    to_json,
+)
 from preemptbench.progress import StageBars
 from preemptbench.task_options import backend_context, memory_bytes, say, task_options
 
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="A trained predictor as one more signal of --runs sources, as name=FOLDER.",
 )
+@allow_mismatch_option
 @click.option("--seeds", type=click.IntRange(min=2), help="Study seeds. Default: the preset's.")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
 @deadline_classes_option
@@ -79,6 +85,7 @@ def study(
     policies: tuple[str, ...],
     signals: tuple[str, ...],
     checkpoints: tuple[str, ...],
+    allow_mismatch: bool,
     seeds: int | None,
     deadline: float | None,
     deadline_classes: tuple[str, ...],
@@ -130,7 +137,7 @@ def study(
     )
     place = out_dir or Path("out") / preset
     check_out_folder(place)
-    sources = _sources(config, place, data, own_runs, only_own, named)
+    sources = _sources(config, place, data, own_runs, only_own, named, allow_mismatch)
     if status:
         rows = study_status(config, sources, place)
         click.echo(to_json({"sources": [asdict(row) for row in rows]}) if as_json else
@@ -154,8 +161,12 @@ def _sources(
     own_runs: tuple[Path, ...],
     only_own: bool,
     checkpoints: dict[str, Path],
+    allow_mismatch: bool,
 ) -> list[Source]:
+    from eval.mismatch import matched_name
+    from eval.signal_sources import load_predictors
     from preemptbench.study_presets import drawn_sources, own_source, real_sources, text_sources
+    from traces.runlog import read_runs
 
     sources: list[Source] = []
     if not only_own:
@@ -170,8 +181,17 @@ def _sources(
         else:
             sources = drawn_sources(config, place)
     for path in own_runs:
+        runs = list(read_runs(path)) if checkpoints else []
+        for name, folder in checkpoints.items():  # a mismatch is said before the pilots run
+            matched_name(load_predictors(folder), runs, allow_mismatch=allow_mismatch, name=name)
         source = own_source(path, config, place)
-        sources.append(replace(source, checkpoints=(*source.checkpoints, *checkpoints.items())))
+        sources.append(
+            replace(
+                source,
+                checkpoints=(*source.checkpoints, *checkpoints.items()),
+                allow_mismatch=allow_mismatch,
+            )
+        )
     return sources
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preemptbench.options import data_option, need_data, to_json
+from preemptbench.options import allow_mismatch_option, data_option, need_data, to_json
 from traces.bundled import bundled_runs
 from training.options import train_options
 
@@ -52,8 +52,18 @@ def train(
     "--figures", type=click.Path(path_type=Path), help="With --details: folder for two figures."
 )
 @click.option(
-    "--allow-mismatch", is_flag=True, help="Score it on runs of a model it was not trained on."
+    "--slo-regret",
+    is_flag=True,
+    help="Instead: what its choice of victim costs in missed deadlines, by replay.",
 )
+@click.option(
+    "--pressure",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="With --slo-regret: KV demand over the pool.",
+)
+@allow_mismatch_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def score(
     checkpoint: Path | None,
@@ -63,6 +73,8 @@ def score(
     seed: int,
     details: bool,
     figures: Path | None,
+    slo_regret: bool,
+    pressure: float,
     allow_mismatch: bool,
     as_json: bool,
 ) -> None:
@@ -73,10 +85,9 @@ def score(
     if checkpoint is None:
         _score_lrm(data, seed, as_json)
         return
-    from eval.mismatch import matched_name
     from eval.signal_quality import quality_table
     from eval.signal_sources import load_predictors, load_signal
-    from preemptbench.cli_details import print_details
+    from preemptbench.cli_details import print_details, print_slo_regret
     from training.crossfit import crossfit
     from training.evaluate import evaluate, unseen_runs
     from training.fit import ceilings, scores_json
@@ -87,8 +98,12 @@ def score(
     fresh = unseen_runs(predictors, log)
     click.echo(f"{len(fresh)} of {len(log)} runs are of prompts it never saw", err=True)
     floor = crossfit(fresh, "age-km", num_folds=2)
-    name = matched_name(predictors, fresh, allow_mismatch=allow_mismatch)
-    signal = load_signal(name, checkpoint, fresh)
+    signal = load_signal(predictors[0].name, checkpoint, fresh, allow_mismatch=allow_mismatch)
+    if slo_regret:
+        floors = [floor] if floor.name != signal.name else []
+        rated = [*floors, signal, *ceilings(fresh, ())]
+        print_slo_regret(runs, fresh, rated, pressure=pressure, seed=seed, as_json=as_json)
+        return
     if details:
         print_details(
             fresh, floor, signal, ceilings(fresh, ()), seed=seed, as_json=as_json, figures=figures

@@ -21,6 +21,14 @@ runs_option = click.option(
 )
 
 
+allow_mismatch_option = click.option(
+    "--allow-mismatch",
+    is_flag=True,
+    help="Use a checkpoint on runs of a model or tokenizer it was not trained on; every row made "
+    "with it says so.",
+)
+
+
 data_option = click.option(
     "--data",
     envvar="PREEMPTBENCH_DATA",

@@ -241,6 +241,36 @@ def test_equal_prompt_ids_of_two_benchmarks_do_not_hide_a_leak(tmp_path: Path) -
             load_signal("age-km", tmp_path, runs)
 
 
+def test_a_checkpoint_of_another_model_is_refused_or_its_cells_say_so(
+    config: MatrixConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "ck"
+    runs = synthetic_runs(num_prompts=8, repeats=2, seed=9)
+    runs = [
+        replace(r, model="else/model", prompt_sha256=sha256_text(f"p{r.prompt_id}")) for r in runs
+    ]
+    AgeKmSettings().fit(training_set(runs)).save_pretrained(folder)
+    one = replace(config, num_seeds=2, pressures=config.pressures[:1])
+
+    def with_checkpoint(*, allow_mismatch: bool, degraded: str = "") -> MatrixConfig:
+        text = f"mine={folder}{degraded}"
+        signals = (SignalSource("none"), SignalSource.parse(text, allow_mismatch=allow_mismatch))
+        return replace(one, signals=signals)
+
+    with pytest.raises(InvalidInput, match=r"'mine' was trained on else/model.*--allow-mismatch"):
+        run_matrix(with_checkpoint(allow_mismatch=False), tmp_path, num_jobs=1)
+    cells = run_matrix(with_checkpoint(allow_mismatch=True), tmp_path, num_jobs=1)
+    assert [c.signal for c in cells] == ["none"] * 2 + ["mine (trained on else/model)"] * 2
+    assert [c.seed for c in cells] == [0, 1, 0, 1]
+    worse = with_checkpoint(allow_mismatch=True, degraded=" | stale(8)")
+    worse_cell = run_matrix(worse, tmp_path, num_jobs=1)[-1]
+    assert worse_cell.signal == "mine (trained on else/model) | stale(8)"
+    # what was stored with leave is not found without
+    assert task_key(with_checkpoint(allow_mismatch=False), 0) != task_key(
+        with_checkpoint(allow_mismatch=True), 0
+    )
+
+
 def test_a_policy_file_and_what_it_imports_are_part_of_the_key(
     config: MatrixConfig, tmp_path: Path
 ) -> None:

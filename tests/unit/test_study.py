@@ -29,12 +29,14 @@ from eval.study import (
     study_status,
 )
 from eval.study_summary import cell_tables, compare_cells, contrast, dose_response, grid_rows
+from predictors.age_km import AgeKmSettings
 from preemptbench.cli import cli
 from preemptbench.study_presets import PRESETS, own_source
 from preemptbench.study_text import study_object, study_text
 from serving_sim.config import EngineConfig
 from traces.length_profiles import LengthLaw, draw_runs
 from traces.runlog import write_runs
+from training.rows import training_set
 
 LAW = LengthLaw(
     model_family="Tiny",
@@ -230,14 +232,22 @@ def test_a_missing_seed_is_named(study: StudyResult) -> None:
 
 def test_the_verb_runs_on_a_run_log_of_ones_own(tmp_path: Path) -> None:
     runs = source_in(tmp_path).runs
+    other = replace(LAW, model_family="Other")
+    strangers = training_set(draw_runs(other, num_prompts=10, repeats=1, seed=1))
+    AgeKmSettings().fit(strangers).save_pretrained(tmp_path / "strange")
     arguments = [
         "study", "--only-own", "--runs", str(runs), "--seeds", "2", "--deadline", "3",
         "--concurrency", "12", "--jobs", "1", "--out", str(tmp_path / "out"),
-        "--profile", "rtx4090-llama-3.1-8b", "--json",
+        "--profile", "rtx4090-llama-3.1-8b", "--checkpoint", f"other={tmp_path / 'strange'}",
     ]  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"'other' was trained on Other.*--allow-mismatch"):
+        CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    arguments += ["--allow-mismatch", "--json"]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
+    assert "other (trained on Other)" in {cell["signal"] for cell in found["cells"]}
+    assert "other" not in {cell["signal"] for cell in found["cells"]}
     assert [source["name"] for source in found["sources"]] == ["Tiny on Tiny"]
     status = CliRunner().invoke(cli, [*arguments[:-1], "--status"])
     assert "2 of 2 seeds done" in status.stdout
