@@ -311,7 +311,7 @@ def _coverage(rows: _Rows, signal: DistributionalSignal) -> tuple[Coverage, ...]
     }
     weight = (1.0 / np.bincount(rows.prompt))[rows.prompt[rows.owner]]
     return tuple(
-        coverage(name, low, high, rows.age, rows.left, caps, weight)
+        coverage(name, low, high, rows.age, rows.left, caps, weight, owner=rows.owner)
         for name, (low, high) in bounds.items()
     )
 
