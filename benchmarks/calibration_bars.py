@@ -26,6 +26,7 @@ from predictors.adaptive import AdaptiveBound, AdaptiveSettings
 from predictors.age_km import AgeKmSettings
 from predictors.calibrated import Calibrated
 from predictors.conformal import fit_table
+from predictors.cqr import CqrTable, cqr_interval, fit_cqr
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.registry import FamilySettings
 from tests.synthetic_runs import synthetic_runs
@@ -33,7 +34,7 @@ from traces.bundled import bundled_runs
 from traces.importers import import_runs
 from traces.runlog import RunLog
 from traces.split import split_runs
-from training.calibrate import conformal_rows
+from training.calibrate import conformal_rows, cqr_rows
 from training.crossfit import crossfit
 from training.evaluate import has_known_length
 from training.rows import read_run_log, training_set
@@ -70,8 +71,10 @@ def public_runs(data: Path, source: str, model: str) -> list[DecodeRun]:
     return [run for run in out if has_known_length(run)]
 
 
-def covered(calibrated: Calibrated, runs: Sequence[DecodeRun], stride: int) -> list[Coverage]:
-    """Return the coverage of the three 90 % bounds, before and after calibration."""
+def covered(
+    calibrated: Calibrated, table: CqrTable, runs: Sequence[DecodeRun], stride: int
+) -> list[Coverage]:
+    """Return the coverage of the three 90 % bounds, before and after calibration, and of CQR's."""
     counts = [-(-run.output_tokens // stride) for run in runs]
     owner = np.repeat(np.arange(len(runs)), counts)
     age = np.concatenate([np.arange(count) for count in counts]) * stride
@@ -88,10 +91,14 @@ def covered(calibrated: Calibrated, runs: Sequence[DecodeRun], stride: int) -> l
         ("upper", ones, calibrated.quantile(asked, age, 0.9)),
         ("lower", calibrated.quantile(asked, age, 0.1), room),
         ("central", *low_high),
+        ("central, CQR", *cqr_interval(raw, table, asked, age)),
     )
     _, prompt = np.unique([run.prompt_sha256 for run in runs], return_inverse=True)
     weight = (1.0 / np.bincount(prompt))[prompt[owner]]  # each prompt counts once, as in the fit
-    return [coverage(name, low, high, age, left, caps, weight) for name, low, high in bounds]
+    return [
+        coverage(name, low, high, age, left, caps, weight, owner=owner)
+        for name, low, high in bounds
+    ]
 
 
 def coverage_lines(
@@ -105,7 +112,8 @@ def coverage_lines(
         predictor = settings.fit(training_set(train), seed=seed)
         folds = crossfit(train, predictor.family, settings=settings, seed=seed)
         calibrated = Calibrated(predictor, fit_table(conformal_rows(folds, train, stride)))
-        results.append(covered(calibrated, test, stride))
+        cqr = fit_cqr(cqr_rows(folds, train, 0.9, stride), 0.9)
+        results.append(covered(calibrated, cqr, test, stride))
     lines = []
     for bound in range(len(results[0])):
         parts = [result[bound] for result in results]
@@ -114,7 +122,9 @@ def coverage_lines(
         by_age = np.mean([part.by_age[:groups] for part in parts], axis=0)
         lines.append(
             f"| {name} | {parts[0].bound} | {np.mean(overall):.3f} | {min(overall):.3f}–"
-            f"{max(overall):.3f} | {by_age.min():.3f} | {np.mean([p.at_cap for p in parts]):.2f} |"
+            f"{max(overall):.3f} | {by_age.min():.3f} | {np.mean([p.at_cap for p in parts]):.2f} "
+            f"| {np.mean([p.by_request for p in parts]):.3f} "
+            f"| {np.mean([p.width for p in parts]):.0f} |"
         )
     return lines
 
@@ -194,9 +204,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/img"))
     parser.add_argument("--part", choices=("coverage", "public", "shift", "all"), default="all")
     options = parser.parse_args()
-    head = "| log, predictor | 90 % bound | held | range over splits | worst age tenth | at cap |"
+    head = (
+        "| log, predictor | 90 % bound | held | range over splits | worst age tenth | at cap "
+        "| by request | width |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
     if options.part in ("coverage", "all"):
-        print(head + "\n| --- | --- | --- | --- | --- | --- |")
+        print(head)
         logs = (
             ("SmolLM2", read_run_log(bundled_runs())),
             ("synthetic", RunLog.from_runs(synthetic_runs(num_prompts=300))),
@@ -209,7 +222,7 @@ def main() -> None:
     games = ("coordination-games", "DeepSeek-R1"), ("coordination-games", "o1-mini")
     maths = ("ATTS-self", "DeepSeek-R1-Distill-Llama-8B")
     if options.part in ("public", "all"):
-        print(head + "\n| --- | --- | --- | --- | --- | --- |")
+        print(head)
         for source, model in (*games, maths, ("crosslingual-s1.1", "s1.1-14B")):
             log = RunLog.from_runs(public_runs(options.data, source, model))
             lines = coverage_lines(f"{source}, {model}", log, AgeKmSettings(), options.splits, 128)

@@ -67,7 +67,8 @@ class Coverage:
 
     ``ages`` are the first ages of the tenths; ``at_cap`` is the share of rows whose bound is the
     cap itself, which covers always and tells nothing. ``width`` is the mean bound (or interval) in
-    tokens; ``waste`` its mean excess over R where it held.
+    tokens; ``waste`` its mean excess over R where it held. ``by_request`` is the mean over requests
+    of their own shares, beside ``overall``, which weighs a request by how long it runs.
     """
 
     bound: str
@@ -77,6 +78,7 @@ class Coverage:
     at_cap: float
     width: float
     waste: float
+    by_request: float = float("nan")
 
 
 def coverage(
@@ -88,10 +90,12 @@ def coverage(
     caps: IntArray,
     weight: FloatArray | None = None,
     num_groups: int = 10,
+    owner: IntArray | None = None,
 ) -> Coverage:
     """Return how often ``low`` <= R <= ``high`` held among rows (n,) of known R = ``left``.
 
     ``weight`` (n,) may undo that some prompts ran more often; it must not depend on lengths.
+    ``owner`` (n,) numbers the requests, for ``by_request``.
     """
     w = np.ones(len(left)) if weight is None else weight
     held = (low <= left) & (left <= high)
@@ -108,4 +112,13 @@ def coverage(
         at_cap=float((high >= caps - ages).mean()),
         width=float((high - low).mean()),
         waste=float((high - left)[held].mean()) if held.any() else float("nan"),
+        by_request=float("nan") if owner is None else _request_share(owner, held, w),
     )
+
+
+def _request_share(owner: IntArray, held: np.ndarray, weight: FloatArray) -> float:
+    """Return the mean over requests of their own shares, each request at its rows' weight."""
+    _, member = np.unique(owner, return_inverse=True)
+    count = np.bincount(member)
+    own = np.bincount(member, held) / count
+    return float(np.average(own, weights=np.bincount(member, weight) / count))

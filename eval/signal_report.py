@@ -86,7 +86,7 @@ def report_signals(
     seed: int = 0,
 ) -> list[ReportRow]:
     """Return LIFO, FIFO and random, then each of ``signals``, (role, signal) with role one of
-    floor, signal and ceiling. ``skill`` is 1 - log-MAE / that of the signal named ``reference``.
+    floor, signal and ceiling. ``skill`` is 1 - log-MAE / that of the first named ``reference``.
 
     ``runs`` must have a known served length and at least 8 members. Deterministic in its inputs.
     """
@@ -99,14 +99,16 @@ def report_signals(
         ReportRow(name, "floor", _with_lifo(of_sets[name], of_sets[LIFO]), (), {}, {}, ())
         for name in picks
     ]
-    names = [signal.name for _, signal in signals]
-    errors = {signal.name: _log_errors(signal, rows) for _, signal in signals}
-    for role, signal in signals:
+    errors = [_log_errors(signal, rows) for _, signal in signals]
+    named = [
+        own for (_, signal), own in zip(signals, errors, strict=True) if signal.name == reference
+    ]
+    base = named[0] if named else None
+    for (role, signal), own_errors in zip(signals, errors, strict=True):
         asked = [rows.requests[i] for i in meetings.run.tolist()]
         replicates = _set_replicates(rows, signal.remaining(asked, meetings.age))
         metrics = dict(_with_lifo(replicates, of_sets[LIFO]))
-        base = errors[reference] if reference in names else None
-        metrics |= _error_metrics(rows, errors[signal.name], base)
+        metrics |= _error_metrics(rows, own_errors, base)
         metrics |= _rank_metrics(rows, signal)
         pit: tuple[float, ...] = ()
         bounds: tuple[Coverage, ...] = ()
@@ -114,7 +116,7 @@ def report_signals(
             likely, pit = _distribution_metrics(rows, signal)
             metrics |= likely
             bounds = _coverage(rows, signal)
-        by_age, by_family = _profiles(rows, errors[signal.name])
+        by_age, by_family = _profiles(rows, own_errors)
         out.append(ReportRow(signal.name, role, metrics, bounds, by_age, by_family, pit))
     return out
 
@@ -309,7 +311,7 @@ def _coverage(rows: _Rows, signal: DistributionalSignal) -> tuple[Coverage, ...]
     }
     weight = (1.0 / np.bincount(rows.prompt))[rows.prompt[rows.owner]]
     return tuple(
-        coverage(name, low, high, rows.age, rows.left, caps, weight)
+        coverage(name, low, high, rows.age, rows.left, caps, weight, owner=rows.owner)
         for name, (low, high) in bounds.items()
     )
 

@@ -35,12 +35,22 @@ def report_text(rows: Sequence[ReportRow]) -> str:
         ]
         parts.append(f"{title}\n{_aligned(lines)}")
     bounds = [
-        [row.signal, c.bound, f"{c.overall:.3f}", f"{min(c.by_age):.3f}", f"{c.at_cap:.3f}",
+        [row.signal, c.bound, f"{c.overall:.3f}", f"{c.by_request:.3f}",
+         f"{min(c.by_age):.3f}", f"{c.at_cap:.3f}",
          f"{c.width:.0f}", " ".join(f"{share:.2f}" for share in c.by_age)]
         for row in rows for c in row.coverage
     ]  # fmt: skip
     if bounds:
-        heads = ["signal", "bound", "held", "worst age", "at cap", "width", "by age, young to old"]
+        heads = [
+            "signal",
+            "bound",
+            "held",
+            "by request",
+            "worst age",
+            "at cap",
+            "width",
+            "by age, young to old",
+        ]
         parts.append("Coverage of rows as they are met\n" + _aligned([heads, *bounds]))
     by_age = [(row.signal, {str(age): v for age, v in row.by_age.items()}) for row in rows]
     by_family = [(row.signal, dict(row.by_family)) for row in rows]

@@ -117,10 +117,10 @@ def fit_table(rows: ConformalRows, num_groups: int = 10) -> CalibrationTable:
     """
     if not len(rows.age):
         raise InvalidInput("there is no row to calibrate on: give runs of held-out prompts")
-    edges = _age_edges(rows.age, rows.weight, num_groups)
+    edges = age_edges(rows.age, rows.weight, num_groups)
     group = np.searchsorted(edges, rows.age, side="right")
     members = [np.flatnonzero(group == index) for index in range(len(edges) + 1)]
-    sizes = [_effective_prompts(rows.prompt[part], rows.weight[part]) for part in members]
+    sizes = [effective_prompts(rows.prompt[part], rows.weight[part]) for part in members]
     groups = list(zip(members, sizes, strict=True))
     return CalibrationTable(
         age_edges=edges,
@@ -222,7 +222,7 @@ def _share_below(rows: ConformalRows, part: IntArray, level: float) -> float:
     return float(share[slot]) if slot >= 0 else 0.0
 
 
-def _age_edges(ages: IntArray, weights: FloatArray, num_groups: int) -> IntArray:
+def age_edges(ages: IntArray, weights: FloatArray, num_groups: int) -> IntArray:
     """Return inner edges that part the weight of the ages evenly; fewer where ages are tied."""
     order = np.argsort(ages, kind="stable")
     total = np.cumsum(weights[order])
@@ -231,7 +231,7 @@ def _age_edges(ages: IntArray, weights: FloatArray, num_groups: int) -> IntArray
     return np.asarray(edges[edges > ages.min()], dtype=np.int64)
 
 
-def _effective_prompts(prompt: IntArray, weights: FloatArray) -> float:
+def effective_prompts(prompt: IntArray, weights: FloatArray) -> float:
     """Return Kish's effective number of equally heavy prompts."""
     _, member = np.unique(prompt, return_inverse=True)
     each = np.bincount(member, weights)

@@ -13,12 +13,13 @@ from dataclasses import fields
 import numpy as np
 
 from contracts.errors import InvalidInput
-from contracts.policy import IntArray
+from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
 from contracts.signals import DistributionalSignal, RoutedSignal, signal_request
 from predictors.base import Predictor
 from predictors.calibrated import Calibrated
 from predictors.conformal import ConformalRows, fit_table
+from predictors.cqr import CqrRows
 from predictors.registry import FamilySettings
 from training.crossfit import crossfit
 from training.evaluate import assert_unseen
@@ -35,27 +36,41 @@ def conformal_rows(
     A run at its cap has a known served length; one cut below it (or still running, so far as it
     got) is censored. Each prompt weighs the same at an age, however often it ran.
     """
-    lengths = np.array([run.output_tokens for run in runs], dtype=np.int64)
-    ended = np.array(
-        [run.event_observed is True or run.output_tokens >= run.max_new_tokens for run in runs]
-    )
-    counts = -(-lengths // stride)
-    owner = np.repeat(np.arange(len(runs)), counts)
-    ages = (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * stride
-    left = (lengths[owner] - ages).astype(np.float64)
+    owner, ages, left, known = _life_rows(runs, stride)
     requests = [signal_request(run) for run in runs]
     asked = [requests[i] for i in owner.tolist()]
     reached = 1.0 - signal.survival(asked, ages, left)
     before = 1.0 - signal.survival(asked, ages, left - 1.0)
-    prompt = _prompt_numbers(runs)
     return ConformalRows(
         age=ages,
         # a cut run is longer than what was seen: P(remaining < R) is at least P(remaining <= seen)
-        upper=np.where(ended[owner], before, reached),
+        upper=np.where(known, before, reached),
         lower=reached,
-        observed=ended[owner],
-        prompt=prompt[owner],
-        weight=(1.0 / np.bincount(prompt)[prompt])[owner] if len(runs) else np.zeros(0),
+        observed=known,
+        prompt=_prompt_numbers(runs)[owner],
+        weight=_prompt_weights(runs)[owner],
+    )
+
+
+def cqr_rows(
+    signal: DistributionalSignal,
+    runs: Sequence[DecodeRun],
+    coverage: float,
+    stride: int = STRIDE,
+) -> CqrRows:
+    """Return the own quantiles of ``signal`` for intervals of ``coverage`` on the same rows."""
+    owner, ages, left, known = _life_rows(runs, stride)
+    requests = [signal_request(run) for run in runs]
+    asked = [requests[i] for i in owner.tolist()]
+    tail = (1.0 - coverage) / 2.0
+    return CqrRows(
+        age=ages,
+        low=signal.quantile(asked, ages, tail),
+        high=signal.quantile(asked, ages, 1.0 - tail),
+        left=left,
+        observed=known,
+        prompt=_prompt_numbers(runs)[owner],
+        weight=_prompt_weights(runs)[owner],
     )
 
 
@@ -118,6 +133,21 @@ def fit_calibrated(
     )
 
 
+def _life_rows(
+    runs: Sequence[DecodeRun], stride: int
+) -> tuple[IntArray, IntArray, FloatArray, np.ndarray]:
+    """Return (run, age, tokens left, whether that is the served length), each (n,)."""
+    lengths = np.array([run.output_tokens for run in runs], dtype=np.int64)
+    ended = np.array(
+        [run.event_observed is True or run.output_tokens >= run.max_new_tokens for run in runs],
+        dtype=bool,
+    )
+    counts = -(-lengths // stride)
+    owner = np.repeat(np.arange(len(runs)), counts)
+    ages = (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * stride
+    return owner, ages, (lengths[owner] - ages).astype(np.float64), ended[owner]
+
+
 def _taken(rows: ConformalRows, chosen: IntArray) -> ConformalRows:
     names = [field.name for field in fields(ConformalRows)]
     return ConformalRows(**{name: getattr(rows, name)[chosen] for name in names})
@@ -126,6 +156,12 @@ def _taken(rows: ConformalRows, chosen: IntArray) -> ConformalRows:
 def _prompt_numbers(runs: Sequence[DecodeRun]) -> IntArray:
     names = [run.prompt_sha256 for run in runs]
     return np.asarray(np.unique(names, return_inverse=True)[1], dtype=np.int64)
+
+
+def _prompt_weights(runs: Sequence[DecodeRun]) -> FloatArray:
+    """Return (n,) shares with which each prompt counts once, however often it ran."""
+    prompt = _prompt_numbers(runs)
+    return 1.0 / np.bincount(prompt)[prompt] if len(runs) else np.zeros(0)
 
 
 def _fold_numbers(signal: RoutedSignal, runs: Sequence[DecodeRun]) -> IntArray:

@@ -82,6 +82,16 @@ def test_intervals_and_skill(rows: dict[str, ReportRow]) -> None:
     assert oracle.metrics["log_mae_exhausted"].value > oracle.metrics["log_mae"].value
 
 
+def test_two_signals_of_one_name_keep_their_own_rows() -> None:
+    settings = AgeKmSettings()
+    few, many = (settings.fit(training_set(part)) for part in (TRAIN[:3], TRAIN))
+    both = report_signals(TEST, [("floor", few), ("signal", many)], num_bootstraps=2)[3:]
+    alone = report_signals(TEST, [("signal", many)], num_bootstraps=2)[3]
+    assert both[0].metrics["log_mae"] != both[1].metrics["log_mae"] == alone.metrics["log_mae"]
+    assert both[1].by_age == alone.by_age
+    assert both[0].metrics["skill"].value == 0.0 != both[1].metrics["skill"].value
+
+
 def test_log_mae_equals_scikit_learn(rows: dict[str, ReportRow]) -> None:
     from sklearn.metrics import mean_absolute_error
 
