@@ -230,8 +230,8 @@ def test_features_are_found_by_name() -> None:
 
 def test_the_registry_offers_the_nearest_name() -> None:
     assert set(FAMILIES) == {
-        "age-km", "countdown", "fused", "gbm-hazard", "gbm-rank", "gru-progress", "log-t",
-        "past-future", "text-progress",
+        "age-km", "countdown", "entropy-pool", "fused", "gbm-hazard", "gbm-rank", "gru-progress",
+        "log-t", "past-future", "probe", "prompt-encoder", "text-progress",
     }  # fmt: skip
     with pytest.raises(UnknownName, match="did you mean 'gbm-hazard'"):
         find_family("gbm-hazzard")
