@@ -198,8 +198,8 @@ LOG = (driver(ROW) + "\n" + '{"step": 1, "t": 0.25}\n' * 5000).encode()
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("w.jsonl.gz", gzip.compress(LOG)[:20], "it may be truncated or damaged; fetch"),
-        ("w.jsonl.gz", gzip.compress(LOG)[:-20], "it may be truncated or damaged; fetch"),
+        ("w.jsonl.gz", gzip.compress(LOG, mtime=0)[:20], "it may be truncated or damaged; fetch"),
+        ("w.jsonl.gz", gzip.compress(LOG, mtime=0)[:-20], "it may be truncated or damaged; fetch"),
         ("w.jsonl.gz", b"\x1f\x8b" + bytes(40), "it may be truncated or damaged; fetch"),
         ("w.jsonl.gz", b"", "is empty"),
         ("w.jsonl.gz", b"plain", "Not a gzipped file"),
@@ -226,7 +226,7 @@ def test_no_file_at_all(tmp_path: Path, leave: Leave, name: str, message: str) -
 
 def test_a_truncated_log_on_the_command_line(tmp_path: Path, leave: Leave) -> None:
     path = tmp_path / "w.jsonl.gz"
-    path.write_bytes(gzip.compress(LOG)[:20])
+    path.write_bytes(gzip.compress(LOG, mtime=0)[:20])
     assert "may be truncated" in leave("simulate", "--workload", path)
 
 
