@@ -27,12 +27,13 @@ from predictors.neural import Scaler, new_perceptron, perceptron
 from predictors.past_future import PastFutureSettings
 from predictors.text_progress import TextProgressSettings, bag_of_words
 from predictors.torch_loop import STATE_FILE, LoopSettings
+from tests.hidden_runs import with_hidden
 from tests.quick_families import FEW_TREES, QUICK
 from tests.synthetic_runs import STRIDE, make_run, synthetic_runs
 from training.evaluate import LeaveOneOut
 from training.rows import training_set
 
-RUNS = synthetic_runs(num_prompts=80)
+RUNS = with_hidden(synthetic_runs(num_prompts=80))
 TRAIN, TEST = RUNS[:180], RUNS[180:]
 LEARNED = {
     "fused": FusedSettings(num_landmarks=6, boosting=FEW_TREES),
@@ -364,7 +365,9 @@ def test_a_scaler_knows_absent_constant_and_wild_values() -> None:
 
 
 _COUNTED = {"age-km", "countdown"}  # they answer with the cap where no run ended
-_CUT = [run for run in synthetic_runs(num_prompts=60, cap_tokens=12) if not run.event_observed]
+_CUT = with_hidden(
+    [run for run in synthetic_runs(num_prompts=60, cap_tokens=12) if not run.event_observed]
+)
 _BARE = [replace(run, progress=None, progress_stride=None) for run in RUNS[:30]]
 _MUTE = [replace(run, prompt=None) for run in _BARE]
 _ONE = [run for run in RUNS if run.prompt_id == "p1"]
