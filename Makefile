@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports tests bench conformance clean
+.PHONY: help setup demo test lint types imports tests nightly bench conformance clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ imports: setup
 
 tests: setup
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --durations=5
+
+nightly: setup  ## damage 10,000 checkpoints and more (a few minutes)
+	@PREEMPTBENCH_FUZZ=10000 $(BIN)/python -m pytest tests/fuzz --durations=5
 
 bench: setup  ## run the benchmarks (minutes; never part of the tests)
 	@export PREEMPTBENCH_VLLM_ENV=$(abspath $(VLLM_ENV)) PREEMPTBENCH_TOOLS=$(TOOLS); \

@@ -59,8 +59,17 @@ class Scaler:
 
 
 def perceptron(layers: Mapping[str, np.ndarray], rows: FloatArray) -> FloatArray:
-    """Apply linear layers ``{i}.weight`` (out, in), ``{i}.bias`` with tanh between; (n, out)."""
-    last = len(layers) // 2 - 1
+    """Apply linear layers ``{i}.weight`` (out, in), ``{i}.bias`` with tanh between; (n, out).
+
+    Raises InvalidInput for rows of another width than the first layer reads: an encoder other than
+    the one it was trained on gives such.
+    """
+    last, width = len(layers) // 2 - 1, layers["0.weight"].shape[1]
+    if rows.shape[1] != width:
+        raise InvalidInput(
+            f"the network reads {width} numbers a request and got {rows.shape[1]}: use the encoder "
+            "and the settings that it was trained with"
+        )
     for index in range(last + 1):
         rows = rows @ layers[f"{index}.weight"].T.astype(np.float64) + layers[f"{index}.bias"]
         rows = np.tanh(rows) if index < last else rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,7 +32,8 @@ Batch: TypeAlias = "Mapping[str, torch.Tensor]"
 class LoopSettings:
     """How a network is trained. ``held_out_share`` of the prompts stop the training early, after
     ``patience_epochs`` without a better loss; ``state_dir`` (empty: none) keeps what a resumed fit
-    needs; ``mixed_precision`` is no or bf16."""
+    needs; ``mixed_precision`` is no or bf16; ``tracker`` (empty: none) hears the held-out
+    loss after each epoch: tensorboard, wandb, mlflow or what else accelerate knows by name."""
 
     num_epochs: int = 60
     patience_epochs: int = 8
@@ -42,6 +43,7 @@ class LoopSettings:
     held_out_share: float = 0.15
     mixed_precision: str = "no"
     state_dir: str = ""
+    tracker: str = ""
 
     def __post_init__(self) -> None:
         rules = (
@@ -86,13 +88,13 @@ def train_network(
     ``state_dir`` holds another training; MissingDependency.
     """
     try:
+        import accelerate  # noqa: F401
         import torch
-        from accelerate import Accelerator
     except ImportError as error:
         raise missing_dependency(str(error.name), "train", "training a network") from None
     if held_out.all() or not held_out.any():
         raise InvalidInput("training and held-out rows must both exist: use more prompts or runs")
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    accelerator = _accelerator(settings)
     with _threads(num_threads), torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build()
@@ -109,17 +111,41 @@ def train_network(
             torch.manual_seed(seed + epoch)
             _one_epoch(accelerator, network, adam, data, order, row_losses, settings)
             loss = _mean_loss(network, data, np.flatnonzero(held_out), row_losses, settings)
+            accelerator.log({"held_out_loss": loss}, step=epoch + 1)
             progress.epoch = epoch + 1
             if loss < progress.best_loss:
                 progress.best_loss, progress.best_epoch = loss, epoch + 1
                 progress.best = weights_of(accelerator.unwrap_model(network))
             if accelerator.is_main_process:
                 state.write(accelerator.unwrap_model(network), progress)
+    accelerator.end_training()
     if not progress.best:
         raise InvalidInput(
             "the held-out loss was never finite: lower learning_rate, or look for wild features"
         )
     return progress.best
+
+
+def _accelerator(settings: LoopSettings) -> Any:
+    """Return the Accelerator, its tracker started; raises InvalidInput for an unknown tracker."""
+    import torch
+    from accelerate import Accelerator
+
+    cpu = not torch.cuda.is_available()
+    if not settings.tracker:
+        return Accelerator(cpu=cpu)
+    place = settings.state_dir or "."
+    try:
+        accelerator = Accelerator(cpu=cpu, log_with=settings.tracker, project_dir=place)
+    except ValueError as error:
+        raise InvalidInput(f"tracker {settings.tracker!r}: {error}") from None
+    if not accelerator.log_with:
+        raise InvalidInput(
+            f"tracker {settings.tracker!r} is not installed: install its package, or leave it out"
+        )
+    config = asdict(settings)
+    accelerator.init_trackers("preemptbench", config=config)
+    return accelerator
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -264,7 +290,7 @@ def _fingerprint(
     rows: Mapping[str, np.ndarray], held_out: np.ndarray, settings: LoopSettings, seed: int
 ) -> str:
     """Return a digest of all that decides the result but the number of epochs."""
-    knobs = replace(settings, num_epochs=1, state_dir="")
+    knobs = replace(settings, num_epochs=1, state_dir="", tracker="")
     digest = hashlib.sha256(repr((knobs, seed)).encode())
     for name in sorted(rows):
         digest.update(name.encode() + np.ascontiguousarray(rows[name]).tobytes())

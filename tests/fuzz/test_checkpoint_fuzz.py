@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from contracts.errors import CheckpointError
+from contracts.errors import CheckpointError, PreemptBenchError
 from contracts.signals import signal_request
 from predictors.boosting import BoostingSettings
 from predictors.card import JsonValue
@@ -20,12 +21,14 @@ from predictors.checkpoint import (
 )
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.registry import load_predictor
+from tests.hidden_runs import with_hidden
 from tests.quick_families import QUICK
 from tests.synthetic_runs import synthetic_runs
 from training.rows import training_set
 
-NUM_MUTATIONS, NUM_NONSENSE = 240, 60
-RUNS = synthetic_runs(num_prompts=20)
+NUM_MUTATIONS = int(os.environ.get("PREEMPTBENCH_FUZZ", "400"))  # `make nightly`: 10,000
+NUM_NONSENSE = NUM_MUTATIONS // 4
+RUNS = with_hidden(synthetic_runs(num_prompts=20))
 
 
 def _mutated(data: bytes, rng: np.random.Generator) -> bytes:
@@ -122,8 +125,12 @@ def test_signed_nonsense_is_refused_or_answers_within_bounds(
         except CheckpointError:
             refused += 1
             continue
-        with np.errstate(all="ignore"):
-            answers = predictor.remaining(requests, ages)
+        try:
+            with np.errstate(all="ignore"):
+                answers = predictor.remaining(requests, ages)
+        except PreemptBenchError:  # an encoder is loaded, and compared, when first asked
+            refused += 1
+            continue
         assert ((answers >= 1.0) & (answers <= room)).all(), (settings, name)
     assert refused > NUM_NONSENSE // 4
 

@@ -356,6 +356,38 @@ def test_bfloat16_trains_to_nearly_the_same_law() -> None:
     assert np.median(np.abs(np.log(answers[0] / answers[1]))) < 0.15
 
 
+def test_a_tracker_hears_every_epoch_and_changes_nothing() -> None:
+    from accelerate import tracking
+
+    heard: list[tuple[int, float]] = []
+
+    class Listener(tracking.GeneralTracker):
+        name, requires_logging_directory, main_process_only = "listener", False, True
+        tracker = None
+
+        def __init__(self, run_name: str, **_: object) -> None:
+            super().__init__()
+
+        def store_init_configuration(self, values: dict[str, object]) -> None:
+            assert values["num_epochs"] == 3
+
+        def log(self, values: dict[str, float], step: int, **_: object) -> None:
+            heard.append((step, values["held_out_loss"]))
+
+    tracking.register_tracker_class(Listener)
+    training = training_set(TRAIN[:60])
+    plain = LoopSettings(num_epochs=3)
+    quiet, loud = (
+        LogTSettings(num_landmarks=3, loop=loop).fit(training).tensors()
+        for loop in (plain, replace(plain, tracker="listener"))
+    )
+    assert [step for step, _ in heard] == [1, 2, 3]
+    assert np.isfinite([loss for _, loss in heard]).all()
+    assert all(quiet[name].tobytes() == loud[name].tobytes() for name in quiet)
+    with pytest.raises(InvalidInput, match="tracker 'pigeon'"):
+        LogTSettings(loop=replace(plain, tracker="pigeon")).fit(training)
+
+
 def test_a_scaler_knows_absent_constant_and_wild_values() -> None:
     nan = float("nan")
     rows = np.array([[1.0, 5.0, nan], [3.0, 5.0, nan]])
