@@ -9,9 +9,35 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from contracts.conformance import check_policy
 from contracts.errors import ConformanceError, InvalidInput, PreemptBenchError
 from contracts.policy import FloatArray, Policy, RunningViews
+from eval.task_limits import TaskLimits, TaskStopped, run_limited
 from serving_sim.policies import get_policy, load_policy
+
+CHECK_LIMITS = TaskLimits(timeout_s=60.0, memory_bytes=4_000_000_000)
+
+
+def checked_policy(name: str, limits: TaskLimits = CHECK_LIMITS) -> Policy:
+    """Return a policy by name; one of the user's own is first held to its contract.
+
+    That happens in a process of its own under ``limits``, since a file that never returns from
+    compiled code can be stopped in no other way. Raises ConformanceError.
+    """
+    if policy_file(name) is None:
+        return find_policy(name)
+    try:
+        run_limited(_check, (name,), limits)
+    except TaskStopped as stopped:
+        raise ConformanceError(
+            f"the check of policy {name!r} was stopped: {stopped}; it scores some thousand small "
+            "running sets, which takes a second: look for a loop that does not end"
+        ) from None
+    return find_policy(name)
+
+
+def _check(name: str) -> None:
+    check_policy(find_policy(name))
 
 
 def find_policy(name: str) -> Policy:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from contracts.conformance import check_policy
 from preemptbench.demo import PRESSURES, demo_matrix
 from preemptbench.engine_options import chosen_engine, engine_options
 from preemptbench.options import (
@@ -193,7 +192,7 @@ def simulate(
     if not policies:
         raise click.UsageError("Give at least one --policy, or --workload FILE.")
     from eval.matrix import Pressure, run_matrix
-    from eval.named_policies import find_policy
+    from eval.named_policies import checked_policy
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise
     from serving_sim.fault_rates import read_faults
@@ -202,7 +201,7 @@ def simulate(
 
     check_out_folder(out_dir)
     for name in policies:
-        check_policy(find_policy(name))
+        checked_policy(name)
     pressures = tuple(Pressure(f"{n} blocks", n) for n in dict.fromkeys(blocks)) or PRESSURES
     names = tuple(dict.fromkeys((BASELINE, *policies)))
     config = demo_matrix(runs_path, {}, num_seeds=seeds, policies=names, pressures=pressures)
@@ -340,7 +339,7 @@ def _simulate_file(
     offload: OffloadSettings | None,
     as_json: bool,
 ) -> None:
-    from eval.named_policies import find_policy
+    from eval.named_policies import checked_policy
     from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
     from serving_sim.engine import StepLog
     from serving_sim.fault_rates import read_faults
@@ -351,7 +350,7 @@ def _simulate_file(
         )
     if len(policies) > 1:
         raise click.UsageError("--workload runs once: give one --policy at most.")
-    policy = find_policy(policies[0]) if policies else None
+    policy = checked_policy(policies[0]) if policies else None
     driver = read_driver_file(workload_path)
     if scheduler == "sglang":
         driver = replace(driver, engine={"sglang": {}} | dict(driver.engine))

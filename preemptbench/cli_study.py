@@ -108,8 +108,7 @@ def study(
     Finished seeds are kept in --out; a second start runs what is missing. A seed that fails is
     left out of every comparison, and said. The report is report.html there.
     """
-    from contracts.conformance import check_policy
-    from eval.named_policies import find_policy
+    from eval.named_policies import checked_policy
     from eval.study import run_study, study_status
     from eval.study_report import write_study_report
     from eval.task_limits import TaskLimits
@@ -120,7 +119,7 @@ def study(
     if only_own and not own_runs:
         raise click.UsageError("--only-own leaves no source: give --runs.")
     for name in policies:
-        check_policy(find_policy(name))
+        checked_policy(name)
     base = PRESETS[preset]
     named = dict(_named(text) for text in checkpoints)
     config = replace(

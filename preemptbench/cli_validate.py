@@ -130,18 +130,13 @@ def _validate_run(
 def _validate_log(
     path: Path, policy_name: str | None, signal: Path | None, out_dir: Path, as_json: bool
 ) -> None:
-    from contracts.conformance import check_policy
     from eval.log_replay import replay_log
+    from eval.named_policies import checked_policy
     from serving_sim.live_log import read_recorded
-    from serving_sim.policies import get_policy, load_policy
 
     recorded = read_recorded(path)
     name = policy_name or recorded.victims_by
-    policy = None
-    if name is not None:
-        policy = load_policy(name) if ":" in name else get_policy(name)
-    if policy is not None and ":" in str(name):
-        check_policy(policy)
+    policy = checked_policy(name) if name is not None else None
     if policy is not None and policy.reads_signal and signal is None:
         raise InvalidInput(
             f"policy {policy.name!r} reads a signal: give --signal, the checkpoint's folder"

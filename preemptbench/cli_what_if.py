@@ -56,10 +56,10 @@ def what_if(
     workload of the vLLM driver. The requests, the engine and the step times are the log's; only the
     victims differ. Requests that were cut off count as ending where they were cut, and are counted.
     """
-    from contracts.conformance import check_policy
+    from eval.named_policies import checked_policy
     from eval.what_if import what_if as replay
     from serving_sim.live_log import read_recorded
-    from serving_sim.policies import get_policy, list_policies, load_policy
+    from serving_sim.policies import get_policy, list_policies
     from serving_sim.profile import load_profile
 
     recorded = read_recorded(log_path)
@@ -71,10 +71,7 @@ def what_if(
         chosen = (logged, *chosen)  # its replay beside what was logged says how far to trust this
     policies = [get_policy("lifo")]
     for name in chosen:
-        is_own = ":" in name
-        policy = load_policy(name) if is_own else get_policy(name)
-        if is_own:
-            check_policy(policy)
+        policy = checked_policy(name)
         if policy.name != "lifo":
             policies.append(policy)
     profile = load_profile(profile_name) if profile_name is not None else None

@@ -8,10 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from contracts.conformance import check_policy
 from contracts.errors import InvalidInput, unknown_name
 from contracts.settings import read_toml, updated
-from eval.named_policies import find_policy
+from eval.named_policies import checked_policy
 from eval.study import Source, StudyConfig
 from eval.sweep import EngineSetting, SweepConfig
 from preemptbench.study_presets import QUICK, drawn_source, own_source
@@ -40,7 +39,7 @@ def read_sweep(path: Path, out_dir: Path) -> SweepConfig:
     engine = _engine(study.engine, _table(table, "engine", where), f"{where}, engine")
     study = replace(study, engine=engine, observe_s=_observe_s(study, plain))
     for policy in study.policies:
-        check_policy(find_policy(policy))
+        checked_policy(policy)
     settings = [*_grid(table, engine, where), *_settings(table, engine, where)]
     sources = [
         _source(row, study, path.parent, out_dir, f"{where}, source {number}")
