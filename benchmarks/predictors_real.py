@@ -6,7 +6,8 @@ Every run is answered by a predictor that never saw its prompt (folds of prompts
 the ceiling is oracle-K without the run itself. Landmarks are geometric in age (0, 32, 64, 128 …)
 or uniform over a run's life. Errors are means over a run's landmarks, then over runs. Running sets
 hold 8 runs of one model, each met at one of its landmarks; "same age": all at one geometric
-landmark, where a signal that only knows ages is blind. Intervals are percentiles over 1,000
+landmark, where a signal that only knows ages is blind; "any model": geometric landmarks, but sets
+of runs of all models, which no engine serves together. Intervals are percentiles over 1,000
 resamples of prompts; each resample weighs runs, and pairs of runs, by how often their prompts were
 drawn.
 """
@@ -46,7 +47,7 @@ from traces.split import crossfit_folds
 from training.evaluate import LeaveOneOut, assert_unseen
 from training.rows import training_set
 
-KINDS = ("geometric", "uniform", "same age")
+KINDS = ("geometric", "uniform", "same age", "any model")
 SET_SIZE, NUM_SETS, NUM_RESAMPLES = 8, 600, 1000
 # few prompts: small trees, or they learn the prompts by heart (chosen on seed 0 of two sources)
 _TREES = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=300)
@@ -103,13 +104,13 @@ class Rows:
 
 
 def landmark_rows(runs: Sequence[DecodeRun], kind: str, seed: int) -> Rows:
-    """Return landmarks of every run and running sets of one model, met at such landmarks."""
+    """Return landmarks of every run and running sets met at such landmarks."""
     lengths = np.array([run.output_tokens for run in runs])
     ages = [_ages(length, kind) for length in lengths.tolist()]
     if kind == "same age":
         return _same_age_rows(runs, seed)
     run = np.repeat(np.arange(len(runs)), [len(a) for a in ages])
-    models = np.array([r.model for r in runs], dtype=object)
+    models = np.array([r.model if kind != "any model" else "" for r in runs], dtype=object)
     pools = [np.flatnonzero(models == m) for m in sorted(set(models.tolist()))]
     pools = [pool for pool in pools if len(pool) >= SET_SIZE]
     share = np.array([lengths[pool].sum() for pool in pools], dtype=np.float64)
@@ -120,7 +121,7 @@ def landmark_rows(runs: Sequence[DecodeRun], kind: str, seed: int) -> Rows:
         race = rng.standard_exponential(len(pool)) / lengths[pool]
         set_run[index] = pool[np.argpartition(race, SET_SIZE - 1)[:SET_SIZE]]
         for place, member in enumerate(set_run[index].tolist()):
-            if kind == "geometric":
+            if kind != "uniform":
                 set_age[index, place] = rng.choice(ages[member])
             else:
                 set_age[index, place] = int(rng.random() * lengths[member])
