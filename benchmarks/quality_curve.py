@@ -42,6 +42,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "missing": ("missing(0.05)", "missing(0.2)", "missing(0.5)"),
     "anti": ("anti",),
 }
+NUM_JUDGED = 2  # a signal's quality scatters far less over seeds than breach does
 OTHERS = ("age-km", "surrogate-gbm", "oracle-4")
 SIGNALS = (BASE, *(f"{BASE} | {rung}" for rungs in AXES.values() for rung in rungs), *OTHERS)
 STUDY = replace(
@@ -64,16 +65,17 @@ class Rung:
 
 
 def judge(name: str, matrix: MatrixConfig) -> tuple[str, list[SetQuality]]:
-    """Return the quality of every signal on the sets of the first seed."""
-    return name, judge_signals(matrix, [0])
+    """Return the quality of every signal on the sets of the first seeds."""
+    return name, judge_signals(matrix, range(NUM_JUDGED))
 
 
 def rungs_of(cells: Cells, quality: Mapping[str, Sequence[SetQuality]]) -> list[Rung]:
-    """Return every signal with its mean quality and its differences; the same sources for all."""
+    """Return every signal with its mean quality and its differences; the same sources for all. One
+    where LIFO evicted nobody has no running sets, and counts for the differences only."""
     axis_of = {f"{BASE} | {rung}": axis for axis, rungs in AXES.items() for rung in rungs}
     found = []
     for at, signal in enumerate(SIGNALS):
-        own = [scores[at] for scores in quality.values()]
+        own = [scores[at] for scores in quality.values() if scores[at].num_sets]
         assert {one.signal for one in own} == {signal}
         found.append(
             Rung(
@@ -118,6 +120,8 @@ def tables(cells: Cells, rungs: Sequence[Rung]) -> Iterator[str]:
     yield _line(["---"] * (1 + len(loads)))
     for axis in AXES:
         own = [rung for rung in rungs if rung.axis == axis]
+        if len(own) < 2:  # two points make no curve
+            continue
         at = [crossing(rungs[0], own, load) for load in loads]
         yield _line([axis, *("-" if np.isnan(x) else f"{x:.2f}" for x in at)])
 
@@ -131,7 +135,7 @@ def draw(cells: Cells, rungs: Sequence[Rung], path: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    loads, colours = loads_of(cells), colormaps["tab10"].colors  # type: ignore[attr-defined]
+    loads, colours = loads_of(cells), colormaps["tab20"](np.linspace(0, 1, 20)[: len(AXES)])
     figure = Figure(figsize=(5.4 * len(loads), 4.6), layout="constrained")
     axes = figure.subplots(1, len(loads), sharey=True, squeeze=False)[0]
     for ax, load in zip(axes, loads, strict=True):
@@ -142,13 +146,13 @@ def draw(cells: Cells, rungs: Sequence[Rung], path: Path) -> None:
                 [rung.concordance for rung in line],
                 [rung.by_load[load].mean for rung in line],
                 marker="os^vDPX<>ph"[index], ms=5, lw=1, label=axis,
-                color=colours[index % len(colours)],
+                color=colours[index],
             )  # fmt: skip
         for rung in rungs:
             if rung.signal in OTHERS:
                 at = (rung.concordance, rung.by_load[load].mean)
-                ax.plot(*at, "*", ms=13, color="black")
-                ax.annotate(f" {rung.signal}", at, fontsize=8, va="bottom")
+                ax.plot(*at, "*", ms=13, color="black", zorder=4)
+                ax.annotate(rung.signal, at, (9, 5), textcoords="offset points", fontsize=8)
         breach = mean_breach(cells, load, LIFO)
         ax.set_title(f"load {load}: LIFO breaches {breach:.1f} %", fontsize=10)
         ax.set_xlabel("concordance on LIFO's running sets (.5: knows nothing)", fontsize=9)
