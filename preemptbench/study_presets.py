@@ -190,7 +190,9 @@ def text_sources(config: StudyConfig, data: Path, out_dir: Path) -> list[Source]
 
 def _all_texts(data: Path) -> dict[str, list[DecodeRun]]:
     return {
-        name: read_source(data, name, REPEATS_OF_TEXTS if name in COLLECTIONS else REPEATS_ELSEWHERE)
+        name: read_source(
+            data, name, REPEATS_OF_TEXTS if name in COLLECTIONS else REPEATS_ELSEWHERE
+        )
         for name in TEXTS
     }
 
