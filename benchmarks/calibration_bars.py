@@ -22,6 +22,7 @@ import numpy as np
 from contracts.runs import DecodeRun
 from contracts.signals import signal_request
 from eval.calibration_metrics import Coverage, coverage
+from eval.save_figure import save_figure
 from predictors.adaptive import AdaptiveBound, AdaptiveSettings
 from predictors.age_km import AgeKmSettings
 from predictors.calibrated import Calibrated
@@ -190,7 +191,7 @@ def draw(panels: dict[str, dict[str, np.ndarray]], path: Path) -> None:
         ax.set_xlabel(f"completions since the shift (trailing {WINDOW})", fontsize=9)
     figure.axes[0].set_ylabel("coverage of the 90 % bound, by token", fontsize=9)
     figure.axes[0].legend(fontsize=8, frameon=False, loc="lower left")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    save_figure(figure, path)
 
 
 def main() -> None:

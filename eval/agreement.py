@@ -18,6 +18,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
+from eval.save_figure import save_figure
 from eval.signal_quality import SignalQuality, held_out, mean_quality, score_signal
 from eval.signal_sources import split_truth
 from oracles.empirical import SAMPLED_LABEL, EmpiricalOracle
@@ -112,7 +113,6 @@ def ceiling(runs: Sequence[DecodeRun], *, num_draws: int = 5, seed: int = 0) -> 
 
 def write_agreement_figure(spread: RequestSpread, title: str, path: Path) -> Path:
     """Write the picture: shortest and longest run of every request, and how far apart they are."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.5, 3.8), layout="constrained")
@@ -135,10 +135,7 @@ def write_agreement_figure(spread: RequestSpread, title: str, path: Path) -> Pat
     right.set_title(f"one single length: {np.mean(ratio == 1.0):.0%} of requests", fontsize=10)
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "preemptbench"}):
-        figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path)
 
 
 _BAR, _DOT = "#0072B2", "#D55E00"  # Okabe and Ito's palette, as in eval/figures.py

@@ -18,6 +18,7 @@ from contracts.errors import InvalidInput
 from contracts.policy import IntArray
 from contracts.randomness import keyed_generator
 from contracts.runs import DecodeRun
+from eval.save_figure import save_figure
 from eval.signal_quality import HeldOut, SignalQuality, held_out, mean_quality, score_signal
 from oracles.empirical import EmpiricalOracle
 from oracles.run_table import RunTable, run_table
@@ -90,7 +91,6 @@ def curve_table(points: Sequence[CurvePoint]) -> str:
 
 def write_curve_figure(points: Sequence[CurvePoint], title: str, path: Path) -> Path:
     """Write the picture: error, order, victims and exhaustion against K."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 3.4), layout="constrained")
@@ -120,10 +120,7 @@ def write_curve_figure(points: Sequence[CurvePoint], title: str, path: Path) -> 
         ax.set_xlabel("K, runs of the same request")
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "preemptbench"}):
-        figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path)
 
 
 _BLUE, _GREEN, _RED = "#0072B2", "#009E73", "#D55E00"  # Okabe and Ito's palette

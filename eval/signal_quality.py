@@ -29,6 +29,7 @@ from contracts.signals import (
     build_grid,
     signal_request,
 )
+from contracts.text_table import aligned
 
 COVERAGE_LEVELS = (0.8, 0.9)
 FLOORS = ("lifo", "fifo", "random")
@@ -192,14 +193,7 @@ def quality_table(rows: Sequence[SignalQuality]) -> str:
     """Return the rows as aligned text; a dash where a rule has no such number."""
     heads = [field.name for field in fields(SignalQuality)][:-2]
     cells = [heads] + [[_cell(getattr(row, head)) for head in heads] for row in rows]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    )
+    return aligned(cells)
 
 
 def _cell(value: float | str) -> str:

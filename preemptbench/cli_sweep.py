@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from contracts.text_table import aligned
 from preemptbench.options import check_out_folder, to_json
 from preemptbench.progress import StageBars
 from preemptbench.task_options import backend_context, memory_bytes, say, task_options
@@ -77,15 +78,7 @@ def _text(table: Table) -> str:
         [show(value, column.kind) for value, column in zip(row, table.columns, strict=True)]
         for row in table.rows
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_text = [column.kind == "text" for column in table.columns]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(row, widths, is_text, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    return aligned(rows, {i for i, column in enumerate(table.columns) if column.kind == "text"})
 
 
 def _object(result: SweepResult) -> str:

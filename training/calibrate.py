@@ -16,6 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
 from contracts.signals import DistributionalSignal, RoutedSignal, signal_request
+from eval.report_rows import life_grid
 from predictors.base import Predictor
 from predictors.calibrated import Calibrated
 from predictors.conformal import ConformalRows, fit_table
@@ -142,9 +143,7 @@ def _life_rows(
         [run.event_observed is True or run.output_tokens >= run.max_new_tokens for run in runs],
         dtype=bool,
     )
-    counts = -(-lengths // stride)
-    owner = np.repeat(np.arange(len(runs)), counts)
-    ages = (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * stride
+    owner, ages = life_grid(lengths, stride)
     return owner, ages, (lengths[owner] - ages).astype(np.float64), ended[owner]
 
 

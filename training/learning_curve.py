@@ -10,7 +10,8 @@ from contracts.errors import InvalidInput
 from contracts.files import atomic_path
 from contracts.randomness import keyed_uniform
 from contracts.runs import DecodeRun
-from eval.signal_report import Estimate, report_signals
+from eval.report_rows import Estimate
+from eval.signal_report import report_signals
 from predictors.registry import FamilySettings
 from traces.runlog import RunLog
 from traces.split import split_runs
