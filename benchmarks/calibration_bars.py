@@ -37,7 +37,6 @@ from traces.runlog import RunLog
 from traces.split import split_runs
 from training.calibrate import conformal_rows, cqr_rows
 from training.crossfit import crossfit
-from training.evaluate import has_known_length
 from training.rows import read_run_log, training_set
 
 SLOTS, BEFORE, AFTER, WINDOW = 32, 300, 450, 100
@@ -69,7 +68,7 @@ def public_runs(data: Path, source: str, model: str) -> list[DecodeRun]:
             replace(run, model="served", max_new_tokens=CAP, output_tokens=tokens,
                     event_observed=seen, finish_reason=reason)
         )  # fmt: skip
-    return [run for run in out if has_known_length(run)]
+    return [run for run in out if run.has_known_length]
 
 
 def covered(

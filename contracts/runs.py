@@ -68,6 +68,11 @@ class DecodeRun:
     progress: tuple[ProgressRecord, ...] | None = None
     hidden_ref: str | None = None
 
+    @property
+    def has_known_length(self) -> bool:
+        """Whether the served length is known: the run ended, or it reached its cap."""
+        return self.event_observed is True or self.output_tokens >= self.max_new_tokens
+
 
 def sha256_text(text: str) -> str:
     """Return the hexadecimal SHA-256 of ``text`` in UTF-8."""

@@ -105,7 +105,7 @@ def ceiling(runs: Sequence[DecodeRun], *, num_draws: int = 5, seed: int = 0) -> 
     scores = []
     for draw in range(min(num_draws, most)):
         truth, others = split_truth(repeated, draw)
-        known = [run for run in truth if _served_length_known(run)]
+        known = [run for run in truth if run.has_known_length]
         scores.append(score_signal(EmpiricalOracle(others), held_out(known, seed=seed + draw)))
     label = SAMPLED_LABEL if any(run.temperature > 0.0 for run in repeated) else ""
     return mean_quality(f"oracle-{most - 1}{label} (ceiling)", scores)
@@ -146,10 +146,6 @@ def _by_request(runs: Sequence[DecodeRun]) -> dict[str, list[DecodeRun]]:
     for run in runs:
         groups[run.request_key].append(run)
     return groups
-
-
-def _served_length_known(run: DecodeRun) -> bool:
-    return run.event_observed is True or run.output_tokens >= run.max_new_tokens
 
 
 def _identical(group: Sequence[DecodeRun]) -> bool:

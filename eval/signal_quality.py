@@ -105,7 +105,7 @@ def held_out(
     if len(runs) < 2:
         raise InvalidInput(f"there are {len(runs)} held-out runs: comparing needs at least 2")
     for run in runs:
-        if run.event_observed is not True and run.output_tokens < run.max_new_tokens:
+        if not run.has_known_length:
             raise InvalidInput(
                 f"run {run.run_id!r} stopped at {run.output_tokens} tokens "
                 f"({run.finish_reason}), below its cap of {run.max_new_tokens}, and was not seen "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from contracts.text_table import aligned
-from preemptbench.options import check_out_folder, to_json
+from preemptbench.options import check_out_folder, json_option, to_json
 from preemptbench.progress import StageBars
 from preemptbench.task_options import backend_context, memory_bytes, say, task_options
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @task_options
 @click.option("--out", "out_dir", type=click.Path(path_type=Path), help="Default: out/NAME.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def sweep(
     file: Path,
     jobs: int,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preemptbench.options import allow_mismatch_option, data_option, need_data, to_json
+from preemptbench.options import allow_mismatch_option, data_option, json_option, need_data, to_json
 from traces.bundled import bundled_runs
 from training.options import train_options
 
@@ -64,7 +64,7 @@ def train(
     help="With --slo-regret: KV demand over the pool.",
 )
 @allow_mismatch_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def score(
     checkpoint: Path | None,
     runs: Path,

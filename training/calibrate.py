@@ -139,12 +139,9 @@ def _life_rows(
 ) -> tuple[IntArray, IntArray, FloatArray, np.ndarray]:
     """Return (run, age, tokens left, whether that is the served length), each (n,)."""
     lengths = np.array([run.output_tokens for run in runs], dtype=np.int64)
-    ended = np.array(
-        [run.event_observed is True or run.output_tokens >= run.max_new_tokens for run in runs],
-        dtype=bool,
-    )
+    known = np.array([run.has_known_length for run in runs], dtype=bool)
     owner, ages = life_grid(lengths, stride)
-    return owner, ages, (lengths[owner] - ages).astype(np.float64), ended[owner]
+    return owner, ages, (lengths[owner] - ages).astype(np.float64), known[owner]
 
 
 def _taken(rows: ConformalRows, chosen: IntArray) -> ConformalRows:

@@ -15,7 +15,7 @@ from eval.signal_report import report_signals
 from predictors.registry import FamilySettings
 from traces.runlog import RunLog
 from traces.split import split_runs
-from training.evaluate import assert_unseen, has_known_length
+from training.evaluate import assert_unseen
 from training.rows import training_set
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -52,7 +52,7 @@ def learning_curve(
     if not shares or min(shares) <= 0 or max(shares) > 1:
         raise InvalidInput(f"shares are {tuple(shares)}: they must lie in (0, 1]")
     split = split_runs(log, test_share=test_share, seed=seed)
-    test = [run for run in split.test if has_known_length(run)]
+    test = [run for run in split.test if run.has_known_length]
     train = list(split.train)
     parts = [_share_of(train, share, seed) for share in sorted(shares)]
     signals = []
