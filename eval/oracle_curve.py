@@ -7,7 +7,7 @@ reading an age beyond all K runs as "never ends".
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from oracles.empirical import EmpiricalOracle
 from oracles.run_table import RunTable, run_table
 
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64)
+_EVERY_K_TO = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,19 @@ class CurvePoint:
     endless: SignalQuality
     outlived_strictly: float
     outlived_by_chance: float
+
+
+def possible_ks(runs: Sequence[DecodeRun]) -> tuple[int, ...]:
+    """Return the Ks that at least half of the repeated requests can serve beside a truth: each up
+    to 8, then powers of two, and the largest. Raises InvalidInput when no request ran twice."""
+    counts = sorted(n for n in Counter(run.request_key for run in runs).values() if n > 1)
+    if not counts:
+        raise InvalidInput(
+            f"each request of these {len(runs)} runs ran once: oracle-K needs other runs of a "
+            "request; collect with --repeats 2 or more"
+        )
+    most = counts[len(counts) // 2] - 1
+    return tuple(k for k in range(1, most + 1) if k <= _EVERY_K_TO or k in (*DEFAULT_KS, most))
 
 
 def learning_curve(

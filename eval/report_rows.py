@@ -7,6 +7,7 @@ set's members, its ages and the prompts all vary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,16 @@ class Estimate:
         others = replicates[1:][~np.isnan(replicates[1:])]
         low, high = np.quantile(others, [0.025, 0.975]) if others.size else (np.nan, np.nan)
         return cls(float(replicates[0]), float(low), float(high))
+
+    def __str__(self) -> str:
+        """Return ``value [low, high]`` rounded; a dash where there is no such number."""
+        if math.isnan(self.value):
+            return "-"
+        digits = 3 if abs(self.value) < 10 else 1
+        value = f"{self.value:.{digits}f}"
+        if math.isnan(self.low):
+            return value
+        return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.text_table import aligned
-from eval.report_rows import Estimate
 from eval.save_figure import save_figure
 from eval.signal_report import ReportRow
 
@@ -29,7 +27,7 @@ def report_text(rows: Sequence[ReportRow]) -> str:
         shown = [row for row in rows if any(name in row.metrics for name in names)]
         lines = [["signal", *names]]
         lines += [
-            [row.signal, *(_interval(row.metrics.get(name)) for name in names)] for row in shown
+            [row.signal, *(str(row.metrics.get(name, "-")) for name in names)] for row in shown
         ]
         parts.append(f"{title}\n{_aligned(lines)}")
     bounds = [
@@ -84,16 +82,6 @@ def _profile(title: str, profiles: Sequence[tuple[str, dict[str, float]]]) -> li
     lines = [["signal", *known[0][1]]]
     lines += [[name, *(f"{value:.3f}" for value in part.values())] for name, part in known]
     return [f"{title}\n{_aligned(lines)}"]
-
-
-def _interval(estimate: Estimate | None) -> str:
-    if estimate is None or math.isnan(estimate.value):
-        return "-"
-    digits = 3 if abs(estimate.value) < 10 else 1
-    value = f"{estimate.value:.{digits}f}"
-    if math.isnan(estimate.low):
-        return value
-    return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -24,6 +24,7 @@ from predictors.cqr import CqrRows
 from predictors.registry import FamilySettings
 from training.crossfit import crossfit
 from training.evaluate import assert_unseen
+from training.recipe import fit_noted
 from training.rows import training_set
 
 STRIDE = 8
@@ -128,7 +129,7 @@ def fit_calibrated(
     num_threads: int = 1,
 ) -> Calibrated:
     """Fit on all ``runs`` and calibrate across them; deterministic in its arguments."""
-    predictor = settings.fit(training_set(runs), seed=seed, num_threads=num_threads)
+    predictor = fit_noted(settings, training_set(runs), seed=seed, num_threads=num_threads)
     return cross_calibrate(
         predictor, runs, settings, num_folds=num_folds, seed=seed, num_threads=num_threads
     )
