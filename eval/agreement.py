@@ -7,7 +7,6 @@ it, not against zero error.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +16,7 @@ import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
-from contracts.runs import DecodeRun
+from contracts.runs import DecodeRun, by_request
 from eval.save_figure import save_figure
 from eval.signal_quality import SignalQuality, held_out, mean_quality, score_signal
 from eval.signal_sources import split_truth
@@ -59,7 +58,7 @@ class RequestSpread:
 
 def measure_agreement(runs: Sequence[DecodeRun]) -> tuple[Agreement, RequestSpread]:
     """Measure the repeated requests of ``runs``; raises InvalidInput when none ran twice."""
-    groups = [group for group in _by_request(runs).values() if len(group) > 1]
+    groups = [group for group in by_request(runs).values() if len(group) > 1]
     if not groups:
         raise InvalidInput(
             f"each request of these {len(runs)} runs ran once: agreement needs repeats; collect "
@@ -98,10 +97,10 @@ def measure_agreement(runs: Sequence[DecodeRun]) -> tuple[Agreement, RequestSpre
 def ceiling(runs: Sequence[DecodeRun], *, num_draws: int = 5, seed: int = 0) -> SignalQuality:
     """Return what the other runs of each request score for the one left out: the mean over
     ``num_draws`` choices of the run left out (no more than there are repeats)."""
-    repeated = [run for group in _by_request(runs).values() if len(group) > 1 for run in group]
+    repeated = [run for group in by_request(runs).values() if len(group) > 1 for run in group]
     if not repeated:
         raise InvalidInput("each request ran once: a ceiling needs other runs of the same request")
-    most = max(map(len, _by_request(repeated).values()))
+    most = max(map(len, by_request(repeated).values()))
     scores = []
     for draw in range(min(num_draws, most)):
         truth, others = split_truth(repeated, draw)
@@ -139,13 +138,6 @@ def write_agreement_figure(spread: RequestSpread, title: str, path: Path) -> Pat
 
 
 _BAR, _DOT = "#0072B2", "#D55E00"  # Okabe and Ito's palette, as in eval/figures.py
-
-
-def _by_request(runs: Sequence[DecodeRun]) -> dict[str, list[DecodeRun]]:
-    groups: dict[str, list[DecodeRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.request_key].append(run)
-    return groups
 
 
 def _identical(group: Sequence[DecodeRun]) -> bool:

@@ -7,7 +7,7 @@ reading an age beyond all K runs as "never ends".
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import IntArray
 from contracts.randomness import keyed_generator
-from contracts.runs import DecodeRun
+from contracts.runs import DecodeRun, by_request
 from eval.save_figure import save_figure
 from eval.signal_quality import HeldOut, SignalQuality, held_out, mean_quality, score_signal
 from oracles.empirical import EmpiricalOracle
@@ -44,7 +44,7 @@ class CurvePoint:
 def possible_ks(runs: Sequence[DecodeRun]) -> tuple[int, ...]:
     """Return the Ks that at least half of the repeated requests can serve beside a truth: each up
     to 8, then powers of two, and the largest. Raises InvalidInput when no request ran twice."""
-    counts = sorted(n for n in Counter(run.request_key for run in runs).values() if n > 1)
+    counts = sorted(len(group) for group in by_request(runs).values() if len(group) > 1)
     if not counts:
         raise InvalidInput(
             f"each request of these {len(runs)} runs ran once: oracle-K needs other runs of a "
@@ -69,9 +69,7 @@ def learning_curve(
     """
     if not ks or min(ks) < 1:
         raise InvalidInput(f"K is {min(ks, default=0)}: an oracle needs at least 1 run of a prompt")
-    groups: dict[str, list[DecodeRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.request_key].append(run)
+    groups = by_request(runs)
     kept = {key: group for key, group in groups.items() if len(group) > max(ks)}
     if not kept:
         most = max(map(len, groups.values()), default=0)

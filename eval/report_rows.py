@@ -16,8 +16,8 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_generator
-from contracts.runs import DecodeRun
-from contracts.signals import SignalRequest, signal_request
+from contracts.runs import DecodeRun, by_request
+from contracts.signals import SignalRequest, age_rows, signal_request
 from eval.set_metrics import Meetings, draw_meetings, draw_sets
 
 NUM_SETS, SET_SIZE, MEETINGS_A_RUN, STRIDE = 300, 8, 8, 8
@@ -109,7 +109,7 @@ def draw_rows(runs: Sequence[DecodeRun], num_bootstraps: int, seed: int) -> Repo
     stride = STRIDE
     while (-(-lengths // stride)).sum() > _MAX_ROWS:
         stride *= 2
-    owner, age = life_grid(lengths, stride)
+    _, owner, age = age_rows(lengths, stride)
     _, prompt = np.unique([run.prompt_sha256 for run in runs], return_inverse=True)
     meetings = draw_meetings(lengths, MEETINGS_A_RUN, keyed_generator(seed, "report-meetings"))
     rng = keyed_generator(seed, "report-single")
@@ -138,13 +138,6 @@ def draw_rows(runs: Sequence[DecodeRun], num_bootstraps: int, seed: int) -> Repo
     )
 
 
-def life_grid(lengths: IntArray, stride: int) -> tuple[IntArray, IntArray]:
-    """Return run and age (n,) of every ``stride`` tokens of lives of ``lengths`` (r,), from 0."""
-    counts = -(-lengths // stride)
-    owner = np.repeat(np.arange(len(lengths)), counts)
-    return owner, (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * stride
-
-
 def _resampled(prompt: IntArray, count: int, seed: int) -> FloatArray:
     """Return (1 + count, n): ones, then how often each bootstrap drew the prompt of each run."""
     num_prompts = int(prompt.max()) + 1
@@ -157,11 +150,9 @@ def _resampled(prompt: IntArray, count: int, seed: int) -> FloatArray:
 
 def _longest_other(runs: Sequence[DecodeRun]) -> FloatArray:
     """Return the longest other run (n,) of each run's request; infinity when it has none."""
-    lengths: dict[str, list[int]] = {}
-    for run in runs:
-        lengths.setdefault(run.request_key, []).append(run.output_tokens)
-    for group in lengths.values():
-        group.sort()
+    lengths = {
+        key: sorted(run.output_tokens for run in group) for key, group in by_request(runs).items()
+    }
     out = np.full(len(runs), np.inf)
     for index, run in enumerate(runs):
         group = lengths[run.request_key]

@@ -15,8 +15,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
-from contracts.signals import DistributionalSignal, RoutedSignal, signal_request
-from eval.report_rows import life_grid
+from contracts.signals import DistributionalSignal, RoutedSignal, age_rows, signal_request
 from predictors.base import Predictor
 from predictors.calibrated import Calibrated
 from predictors.conformal import ConformalRows, fit_table
@@ -141,7 +140,7 @@ def _life_rows(
     """Return (run, age, tokens left, whether that is the served length), each (n,)."""
     lengths = np.array([run.output_tokens for run in runs], dtype=np.int64)
     known = np.array([run.has_known_length for run in runs], dtype=bool)
-    owner, ages = life_grid(lengths, stride)
+    _, owner, ages = age_rows(lengths, stride)
     return owner, ages, (lengths[owner] - ages).astype(np.float64), known[owner]
 
 

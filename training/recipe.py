@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from contracts.errors import InvalidInput
-from contracts.settings import read_toml, updated
+from contracts.settings import read_toml, require_at_least, updated
 from predictors.base import Predictor, TrainingSet
 from predictors.calibrated import Calibrated
 from predictors.card import JsonObject
@@ -40,8 +40,7 @@ class Recipe:
             raise InvalidInput(
                 f"calibration_folds is {self.calibration_folds}: it must be 0 (none) or at least 2"
             )
-        if self.num_threads < 1:
-            raise InvalidInput(f"num_threads is {self.num_threads}: it must be at least 1")
+        require_at_least(self, num_threads=1)
 
 
 def default_recipe(family: str) -> Recipe:
