@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 Cells = Mapping[str, Sequence[Cell]]
 Rule = tuple[str, str]
 LIFO: Rule = ("lifo", "none")
+_BY_SOURCE: tuple[Rule, ...] = (
+    ("longest-remaining", "clairvoyant"),
+    ("doomed-first", "clairvoyant"),
+    ("remaining-per-sunk", "clairvoyant"),
+    ("slack-per-sunk", "clairvoyant"),
+    ("longest-remaining", "age-km"),
+    ("least-computed", "none"),
+)
 # Okabe and Ito's palette, as in eval/figures.py
 _COLOURS = {"none": "#666666", "age-km": "#0072B2", "clairvoyant": "#D55E00"}
 
@@ -77,19 +85,21 @@ def mean_breach(cells: Cells, load: str, rule: Rule) -> float:
 def print_rules(cells: Cells) -> Iterator[str]:
     """Yield a Markdown table: each rule beside LIFO, by load; then the same by source."""
     loads = loads_of(cells)
-    yield f"\nBreach minus LIFO, pp [95 %], mean of {', '.join(cells)}\n"
+    yield f"\nBreach minus LIFO, pp [95 %], mean of {len(cells)} sources\n"
     yield from _head("rule", "signal", *(f"load {load}" for load in loads), "tax at the last")
     lifo = [f"(LIFO: {mean_breach(cells, load, LIFO):.1f} %)" for load in loads]
     yield _line("lifo", "none", *lifo, f"{_tax(cells, loads[-1], LIFO):.1%}")
     for rule in _ranked(cells, loads[-1]):
         shown = [_interval(difference(cells, load, rule)) for load in loads]
         yield _line(*rule, *shown, f"{_tax(cells, loads[-1], rule):.1%}")
-    yield "\nThe same by source (pp, means)\n"
-    columns = [(name, load) for name in cells for load in loads]
-    yield from _head("rule", "signal", *(f"{name}, {load}" for name, load in columns))
-    for rule in _ranked(cells, loads[-1]):
-        means = [difference({name: cells[name]}, load, rule).mean for name, load in columns]
-        yield _line(*rule, *(f"{mean:+.1f}" for mean in means))
+    yield "\nBy source: LIFO's breach (%), some rules minus LIFO (pp, means over seeds)\n"
+    yield from _head("source", "load", "lifo", *(", ".join(rule) for rule in _BY_SOURCE))
+    for name, own in cells.items():
+        for load in loads:
+            alone = {name: own}
+            means = [difference(alone, load, rule).mean for rule in _BY_SOURCE]
+            lifo_breach = f"{mean_breach(alone, load, LIFO):.1f}"
+            yield _line(name, load, lifo_breach, *(f"{mean:+.1f}" for mean in means))
 
 
 def _ranked(cells: Cells, load: str) -> list[Rule]:

@@ -32,7 +32,7 @@ from eval.cells import Cell, read_cells
 from eval.hindsight import BASES, search
 from eval.matrix import MatrixConfig, prepare_seed, run_seed, source_runs
 from eval.replay import ReplayCase
-from eval.study import Source, StudyConfig, find_pilot, matrix_of
+from eval.study import Source, StudyConfig, find_pilot, matrix_of, source_folder
 from preemptbench.study_presets import PAPER, drawn_sources
 from serving_sim.config import EngineConfig, OffloadSettings, SglangSettings
 from serving_sim.fault_rates import FaultRate, FaultSource
@@ -40,7 +40,7 @@ from traces.length_profiles import draw_runs, find_law
 from traces.runlog import write_runs
 
 T = TypeVar("T")
-SOURCES = (
+SMALL_SOURCES = (
     ("GLM-Z1-32B", "LRMTokenEconomy"),
     ("DeepSeek-R1-0528", "MisguidedAttention"),
     ("Gemini-2.5-Flash", "MisguidedAttention"),
@@ -57,25 +57,22 @@ FEW_RULES = (
 )  # fmt: skip
 LOADS = (0.8, 1.0, 1.2)
 SMALL_CAP_TOKENS = 4096
-SLOW_SEEDS = 2
-# at the paper preset's 64 and 900 s, DeepSeek-R1 breaches 20 % without any preemption
 LARGE = replace(
     PAPER, name="large", policies=RULES, signals=("age-km", "clairvoyant"), pressures=LOADS,
-    num_seeds=10, concurrency=48.0, deadline_s=1200.0, observe_s=1200.0,
+    num_seeds=10, observe_s=PAPER.deadline_s,
 )  # fmt: skip
 # much smaller than the large cells, so that the step engine's modes can be run;
 # the deadline shrinks with the cap, and LIFO's breach is still placed at 15 % by the pool
 SMALL = replace(
     LARGE, name="small", policies=FEW_RULES, signals=("clairvoyant",), deadline_s=120.0,
-    observe_s=120.0, concurrency=16.0, num_warmup=30, num_tagged=60, num_seeds=5,
+    observe_s=120.0, concurrency=16.0, num_warmup=30, num_tagged=60, num_seeds=6,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a variant changes; everything else, the pool included, is as in the first one. What only
-    the step engine follows (``is_slow``) is run on the first source, few seeds, the highest load.
-    """
+    the step engine follows (``is_slow``) is run at the highest load only."""
 
     name: str
     is_slow: bool = False
@@ -120,9 +117,9 @@ SETTINGS = (
 
 
 def small_sources(out_dir: Path) -> list[Source]:
-    """Return the first two sources with their laws cut at SMALL_CAP_TOKENS, runs drawn."""
+    """Return the small sources: their laws cut at SMALL_CAP_TOKENS, runs drawn."""
     sources = []
-    for family, benchmark in SOURCES[:2]:
+    for family, benchmark in SMALL_SOURCES:
         law = replace(find_law(family, benchmark), cap_tokens=SMALL_CAP_TOKENS)
         path = out_dir / f"inputs-{SMALL_CAP_TOKENS}" / f"{family}-{benchmark}.parquet"
         if not path.exists():
@@ -138,9 +135,9 @@ def matrices(
     config: StudyConfig, sources: Sequence[Source], out_dir: Path, num_jobs: int
 ) -> dict[str, MatrixConfig]:
     """Place LIFO's boundary for each source on pilot seeds; return the matrices by source."""
-    folders = [out_dir / "sources" / f"{config.name}-{source.model_family}" for source in sources]
+    folders = [source_folder(source, out_dir / config.name) for source in sources]
     pairs = list(zip(sources, folders, strict=True))
-    _run(f"{config.name} pilots", [(find_pilot, (config, *pair)) for pair in pairs], num_jobs)
+    run_all(f"{config.name} pilots", [(find_pilot, (config, *pair)) for pair in pairs], num_jobs)
     return {
         source.name: matrix_of(config, source, find_pilot(config, source, folder))
         for source, folder in pairs
@@ -154,7 +151,7 @@ def run_cells(
     tasks = [(name, seed) for name, matrix in by_name.items() for seed in range(matrix.num_seeds)]
     calls = [(run_seed, (by_name[name], seed, out_dir)) for name, seed in tasks]
     cells: dict[str, list[Cell]] = {name: [] for name in by_name}
-    for (name, _), path in zip(tasks, _run(stage, calls, num_jobs), strict=True):
+    for (name, _), path in zip(tasks, run_all(stage, calls, num_jobs), strict=True):
         cells[name] += read_cells(path)
     return cells
 
@@ -173,7 +170,7 @@ def gap_rows(
         for name, matrix in by_source.items()
         for at in range(len(matrix.pressures))
     ]
-    return _run("hindsight", tasks, num_jobs)
+    return run_all("hindsight", tasks, num_jobs)
 
 
 def _gap(
@@ -205,7 +202,7 @@ def _gap(
     )
 
 
-def _run(
+def run_all(
     stage: str, tasks: Sequence[tuple[Callable[..., T], tuple[Any, ...]]], num_jobs: int
 ) -> list[T]:
     """Run the calls through joblib, in order, and say how many are done."""
@@ -228,8 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--part", choices=("rules", "settings", "hindsight"), action="append")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replays", type=int, default=1000, help="of a hindsight search")
-    parser.add_argument("--searches", type=int, default=4, help="seeds of a hindsight cell")
-    parser.add_argument("--sources", type=int, default=len(SOURCES), help="of part rules")
+    parser.add_argument("--searches", type=int, default=6, help="seeds of a hindsight cell")
+    parser.add_argument("--sources", type=int, help="of part rules (default: all laws)")
     parser.add_argument("--skip-slow", action="store_true", help="no setting of the step engine")
     parser.add_argument("--quick", action="store_true", help="two seeds, 100 replays: minutes")
     chosen = parser.parse_args(arguments)
@@ -254,8 +251,7 @@ def _parts(
 ) -> Iterator[str]:
     out, jobs = chosen.out, chosen.jobs
     if "rules" in parts:
-        drawn = {(s.model_family, s.benchmark): s for s in drawn_sources(large, out)}
-        by_source = matrices(large, [drawn[key] for key in SOURCES[: chosen.sources]], out, jobs)
+        by_source = matrices(large, drawn_sources(large, out)[: chosen.sources], out, jobs)
         cells = run_cells(by_source, out, jobs, "rules")
         yield from print_rules(cells)
         draw_rules(cells, figures / "beyond-rules.png")
@@ -270,11 +266,10 @@ def _parts(
                 arrival_cv=setting.arrival_cv,
                 faults=setting.faults,
                 pressures=matrix.pressures[-1:] if setting.is_slow else matrix.pressures[::2],
-                num_seeds=min(SLOW_SEEDS, small.num_seeds) if setting.is_slow else small.num_seeds,
             )
             for setting in SETTINGS
             if not (setting.is_slow and chosen.skip_slow)
-            for name, matrix in list(by_source.items())[: 1 if setting.is_slow else None]
+            for name, matrix in by_source.items()
         }
         cells = run_cells(varied, out, jobs, "settings")
         yield from print_settings(cells)

@@ -6,7 +6,8 @@ Every run is answered by a predictor that never saw its prompt (folds of prompts
 the ceiling is oracle-K without the run itself. Landmarks are geometric in age (0, 32, 64, 128 …)
 or uniform over a run's life. Errors are means over a run's landmarks, then over runs. Running sets
 hold 8 runs of one model, each met at one of its landmarks; "same age": all at one geometric
-landmark, where a signal that only knows ages is blind. Intervals are percentiles over 1,000
+landmark, where a signal that only knows ages is blind; "any model": geometric landmarks, but sets
+of runs of all models, which no engine serves together. Intervals are percentiles over 1,000
 resamples of prompts; each resample weighs runs, and pairs of runs, by how often their prompts were
 drawn.
 """
@@ -46,18 +47,22 @@ from traces.split import crossfit_folds
 from training.evaluate import LeaveOneOut, assert_unseen
 from training.rows import training_set
 
-KINDS = ("geometric", "uniform", "same age")
+KINDS = ("geometric", "uniform", "same age", "any model")
 SET_SIZE, NUM_SETS, NUM_RESAMPLES = 8, 600, 1000
 # few prompts: small trees, or they learn the prompts by heart (chosen on seed 0 of two sources)
 _TREES = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=300)
 _TOTALS = BoostingSettings(num_trees=80, num_leaves=6, min_rows_per_leaf=40)
 _LANDMARKS = 30
+# trained on the runs of the other sources too: many prompts, larger trees
+_ALL = "gbm-hazard, all collections"
+_LARGE_TREES = BoostingSettings(num_trees=300, num_leaves=15, min_rows_per_leaf=100)
 # what two cores read in minutes: ELIS reads up to 512 tokens of text, again every 50
 _ENCODE_EVERY, _ENCODER_TOKENS = 512, 128
 
 
 def methods() -> dict[str, FamilySettings]:
-    """Return what is compared, under one budget: the same rows, ages and (for trees) trees."""
+    """Return what is compared, under one budget: the same rows, ages and (for trees) trees; but for
+    one that also learns from the runs of the other sources, with larger trees."""
     loop = LoopSettings(num_epochs=25, patience_epochs=4, batch_rows=512)
     text_loop = LoopSettings(num_epochs=12, patience_epochs=3, batch_rows=512, weight_decay=0.03)
     order = {"num_landmarks": _LANDMARKS, "boosting": _TREES}
@@ -86,6 +91,7 @@ def methods() -> dict[str, FamilySettings]:
         "gbm-hazard, age only": GbmHazardSettings(
             num_landmarks=_LANDMARKS, boosting=_TREES, features=AGE_FEATURES
         ),
+        _ALL: GbmHazardSettings(num_landmarks=_LANDMARKS, boosting=_LARGE_TREES),
         "gbm-rank": GbmRankSettings(**order),
         "log-t": LogTSettings(num_landmarks=_LANDMARKS, loop=loop),
         "fused": FusedSettings(num_landmarks=_LANDMARKS, boosting=_TREES),
@@ -103,13 +109,13 @@ class Rows:
 
 
 def landmark_rows(runs: Sequence[DecodeRun], kind: str, seed: int) -> Rows:
-    """Return landmarks of every run and running sets of one model, met at such landmarks."""
+    """Return landmarks of every run and running sets met at such landmarks."""
     lengths = np.array([run.output_tokens for run in runs])
     ages = [_ages(length, kind) for length in lengths.tolist()]
     if kind == "same age":
         return _same_age_rows(runs, seed)
     run = np.repeat(np.arange(len(runs)), [len(a) for a in ages])
-    models = np.array([r.model for r in runs], dtype=object)
+    models = np.array([r.model if kind != "any model" else "" for r in runs], dtype=object)
     pools = [np.flatnonzero(models == m) for m in sorted(set(models.tolist()))]
     pools = [pool for pool in pools if len(pool) >= SET_SIZE]
     share = np.array([lengths[pool].sum() for pool in pools], dtype=np.float64)
@@ -120,7 +126,7 @@ def landmark_rows(runs: Sequence[DecodeRun], kind: str, seed: int) -> Rows:
         race = rng.standard_exponential(len(pool)) / lengths[pool]
         set_run[index] = pool[np.argpartition(race, SET_SIZE - 1)[:SET_SIZE]]
         for place, member in enumerate(set_run[index].tolist()):
-            if kind == "geometric":
+            if kind != "uniform":
                 set_age[index, place] = rng.choice(ages[member])
             else:
                 set_age[index, place] = int(rng.random() * lengths[member])
@@ -188,8 +194,10 @@ def answers_of(
     seed: int,
     num_folds: int,
     chosen: Mapping[str, FamilySettings],
+    elsewhere: Sequence[DecodeRun],
 ) -> tuple[dict[str, dict[str, FloatArray]], dict[str, float]]:
-    """Return answers by method and landmark kind, cross-fitted, and CPU seconds of all fits."""
+    """Return answers by method and landmark kind, cross-fitted, and CPU seconds of all fits;
+    ``elsewhere`` are the runs that only the method of all collections learns from, besides."""
     requests = [signal_request(run) for run in runs]
     fold_of = crossfit_folds(runs, num_folds=num_folds, seed=seed)
     fold = np.array([fold_of[run.prompt_id] for run in runs])
@@ -215,10 +223,11 @@ def answers_of(
     ask(ceiling.name, ceiling, np.ones(len(runs), dtype=bool))
     for index in range(num_folds):
         inside = fold == index
-        training = training_set(run for run, out_ in zip(runs, inside, strict=True) if not out_)
+        outside = [run for run, out_ in zip(runs, inside, strict=True) if not out_]
+        training, everything = training_set(outside), training_set([*outside, *elsewhere])
         for label, settings in chosen.items():
             start = time.process_time()
-            predictor = settings.fit(training, seed=seed)
+            predictor = settings.fit(everything if label == _ALL else training, seed=seed)
             seconds[label] = seconds.get(label, 0.0) + time.process_time() - start
             assert_unseen(predictor, (runs[i] for i in np.flatnonzero(inside).tolist()))
             if isinstance(predictor, Fused):
@@ -306,12 +315,18 @@ def one_source(
     )
     print(f"read in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     chosen = {name: s for name, s in methods().items() if not only or name in only}
+    elsewhere = [
+        run
+        for other in (SOURCES if _ALL in chosen else ())
+        if other != source
+        for run in read_source(data, other, _repeats(other, max_repeats))
+    ]
     scores: dict[str, dict[str, list[Scored]]] = {kind: {} for kind in KINDS}
     asked: dict[str, list[Rows]] = {kind: [] for kind in KINDS}
     cpu_s: dict[str, float] = {}
     for seed in range(num_seeds):
         rows = {kind: landmark_rows(runs, kind, seed) for kind in scores}
-        answers, seconds = answers_of(runs, rows, seed, num_folds, chosen)
+        answers, seconds = answers_of(runs, rows, seed, num_folds, chosen, elsewhere)
         for name, value in seconds.items():
             cpu_s[name] = cpu_s.get(name, 0.0) + value / (num_seeds * num_folds)
         for kind, where in rows.items():
@@ -326,6 +341,11 @@ def one_source(
             print(against(found, "gbm-hazard"), flush=True)
     each = ", ".join(f"{name} {value:.1f}" for name, value in cpu_s.items())
     print(f"\nCPU seconds a fit: {each}", flush=True)
+
+
+def _repeats(source: str, max_repeats: int) -> int:
+    """Two of crosslingual-s1.1, whose "repeats" are languages; they would outnumber the rest."""
+    return min(2, max_repeats) if source == "crosslingual-s1.1" else max_repeats
 
 
 def main() -> None:

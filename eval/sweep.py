@@ -18,6 +18,7 @@ from eval.cells import Cell, read_cells
 from eval.intervals import Interval, bootstrap_t_interval
 from eval.matrix import MatrixConfig, Pressure, task_path
 from eval.multiplicity import max_t
+from eval.parallel import through
 from eval.signal_sources import NO_SIGNAL
 from eval.study import (
     BASELINE,
@@ -29,7 +30,6 @@ from eval.study import (
     matrix_of,
     run_pilot,
     source_folder,
-    through,
 )
 from eval.tables import Column, Table
 from eval.task_limits import NO_LIMITS, TaskLimits
@@ -149,14 +149,15 @@ def run_sweep(
     """Run every seed of every setting and source that is not finished; see eval.study.run_study."""
     study = config.study
     pilots = [(study, s, source_folder(s, out_dir), limits) for s in config.sources]
-    through("pilots", run_pilot, pilots, num_jobs, on_task)
+    through("pilots", run_pilot, pilots, num_jobs, on_task, on_note)
     parts = sweep_parts(config, out_dir)
     tasks = [
         (part.matrix, seed, part.folder, limits, retry_failed, part.name)
         for seed in range(study.num_seeds)
         for part in parts
     ]
-    failures = failures_of(through("seeds", run_task, tasks, num_jobs, on_task), on_note)
+    outcomes = through("seeds", run_task, tasks, num_jobs, on_task, on_note)
+    failures = failures_of(outcomes, on_note)
     rows = [row for part in parts for row in _rows(part)]
     return SweepResult(config, tuple(rows), failures)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidInput, NoProgressError
 from eval.cells import read_cells
 from eval.one_cell import OneCell, only_cell, run_one_cell
-from eval.timeline_figure import NUM_BINS, envelope, means, write_timeline_figure
+from eval.timeline_figure import NUM_BINS, envelope, means, thinned, write_timeline_figure
 from preemptbench.cli import cli
 from preemptbench.demo import demo_matrix
 from serving_sim.config import EngineConfig, SglangSettings
@@ -326,6 +326,16 @@ def test_a_long_run_is_drawn_as_bands(tmp_path: Path) -> None:
     assert len(series.t_s) > 2 * NUM_BINS
     write_timeline_figure(series, tmp_path / "f.svg", "long")
     assert "0 evictions" in (tmp_path / "f.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("count", [1, NUM_BINS, NUM_BINS + 1, 50_000])
+def test_many_evictions_are_thinned_to_the_pixel(count: int) -> None:
+    at_s = np.sort(np.random.default_rng(count).random(count) ** 3) * 70.0
+    kept_s, so_far = thinned(at_s, 70.0)
+    assert len(kept_s) <= NUM_BINS and so_far[-1] == count
+    assert (so_far == np.searchsorted(at_s, kept_s, side="right")).all()
+    nearest_s = np.abs(at_s[:, None] - kept_s[None, :]).min(axis=1)
+    assert nearest_s.max() <= 70.0 / NUM_BINS  # every eviction has a tick within a pixel
 
 
 def run_cli(*arguments: object) -> Result:
