@@ -11,6 +11,7 @@ import numpy as np
 
 from eval.cells import Cell
 from eval.intervals import Interval, within_grid
+from eval.save_figure import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -227,7 +228,7 @@ def draw_rules(cells: Cells, path: Path) -> None:
         label = "no signal" if signal == "none" else signal
         axes[-1].plot([], [], "o-", ms=4.5, color=colour, label=label)
     axes[-1].legend(fontsize=8, frameon=False, loc="upper right")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_settings(cells: Cells, path: Path) -> None:
@@ -256,7 +257,7 @@ def draw_settings(cells: Cells, path: Path) -> None:
         ax.set_yticks(range(len(having)), labels, fontsize=8)
     figure.colorbar(image, ax=axes, label="breach minus LIFO, pp (bold: interval excludes 0)",
                     shrink=0.8)  # fmt: skip
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_gaps(rows: Sequence[GapRow], path: Path) -> None:
@@ -285,7 +286,7 @@ def draw_gaps(rows: Sequence[GapRow], path: Path) -> None:
         _quiet(ax)
     axes[0].set_ylabel("breach, %")
     axes[0].legend(fontsize=8, frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -298,8 +299,3 @@ def _quiet(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="both", lw=0.4, alpha=0.4)
     ax.tick_params(labelsize=8)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)

@@ -22,6 +22,7 @@ import numpy as np
 from contracts.runs import DecodeRun
 from contracts.signals import signal_request
 from eval.calibration_metrics import Coverage, coverage
+from eval.save_figure import save_figure
 from predictors.adaptive import AdaptiveBound, AdaptiveSettings
 from predictors.age_km import AgeKmSettings
 from predictors.calibrated import Calibrated
@@ -36,7 +37,6 @@ from traces.runlog import RunLog
 from traces.split import split_runs
 from training.calibrate import conformal_rows, cqr_rows
 from training.crossfit import crossfit
-from training.evaluate import has_known_length
 from training.rows import read_run_log, training_set
 
 SLOTS, BEFORE, AFTER, WINDOW = 32, 300, 450, 100
@@ -68,7 +68,7 @@ def public_runs(data: Path, source: str, model: str) -> list[DecodeRun]:
             replace(run, model="served", max_new_tokens=CAP, output_tokens=tokens,
                     event_observed=seen, finish_reason=reason)
         )  # fmt: skip
-    return [run for run in out if has_known_length(run)]
+    return [run for run in out if run.has_known_length]
 
 
 def covered(
@@ -190,7 +190,7 @@ def draw(panels: dict[str, dict[str, np.ndarray]], path: Path) -> None:
         ax.set_xlabel(f"completions since the shift (trailing {WINDOW})", fontsize=9)
     figure.axes[0].set_ylabel("coverage of the 90 % bound, by token", fontsize=9)
     figure.axes[0].legend(fontsize=8, frameon=False, loc="lower left")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    save_figure(figure, path)
 
 
 def main() -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from predictors.gbm_hazard import GbmHazardSettings
 from tests.synthetic_runs import synthetic_runs
 from traces.bundled import bundled_runs
 from traces.runlog import RunLog
+from traces.split import split_runs
 from training.learning_curve import curve_text, draw_curves, learning_curve
+from training.recipe import default_recipe
 from training.rows import read_run_log
 
 
@@ -31,8 +32,9 @@ def main() -> None:
     }
     curves = {}
     for name, log in logs.items():
-        curves[name] = learning_curve(log, GbmHazardSettings())
-        print(curve_text(name, curves[name]), flush=True)
+        train, test = split_runs(log, test_share=0.3)
+        curves[name] = learning_curve(list(train), list(test), default_recipe("gbm-hazard"))
+        print(f"{name}\n{curve_text(curves[name])}", flush=True)
     draw_curves(curves, options.out / "learning-curve.png")
 
 

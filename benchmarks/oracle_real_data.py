@@ -21,6 +21,7 @@ from eval.agreement import ceiling, measure_agreement, write_agreement_figure
 from eval.degradation import degradation_ladder
 from eval.lrm import FILTER, LrmRow, exhausted_share, lrm_table, read_lrm, score_lrm
 from eval.oracle_curve import curve_table, learning_curve, write_curve_figure
+from eval.save_figure import save_figure
 from eval.signal_quality import SignalQuality, held_out, quality_table, score_floors
 from oracles.empirical import Clairvoyant, EmpiricalOracle
 from oracles.run_table import read_run_table
@@ -95,7 +96,7 @@ def _lrm_figure(rows: Sequence[LrmRow], path: Path) -> None:
     ax.invert_yaxis()
     ax.set_xlabel("relative regret of the longest-remaining pick (0 is best)")
     ax.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def _ladder_figure(
@@ -131,7 +132,7 @@ def _ladder_figure(
     ax.set_ylabel("longest-remaining regret")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize=8, frameon=False, ncol=2)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

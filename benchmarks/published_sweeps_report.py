@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.published_setups import ORDER, POOLS, VARIANTS, WATERMARKS
 from benchmarks.published_sweeps import TaxRow, WatermarkRow
+from eval.save_figure import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +86,6 @@ def _or_dash(value: float | None) -> str:
 
 def write_figure(first: Sequence[WatermarkRow], second: Sequence[TaxRow], path: Path) -> None:
     """Write both sweeps side by side; the format is that of the file name."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 3.8), layout="constrained")
@@ -103,9 +103,7 @@ def write_figure(first: Sequence[WatermarkRow], second: Sequence[TaxRow], path: 
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="y", lw=0.4, alpha=0.5)
         ax.tick_params(labelsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "preemptbench"}):
-        figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def _draw_watermarks(ax: Axes, rows: Sequence[WatermarkRow]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -67,6 +69,19 @@ class DecodeRun:
     progress_stride: int | None = None
     progress: tuple[ProgressRecord, ...] | None = None
     hidden_ref: str | None = None
+
+    @property
+    def has_known_length(self) -> bool:
+        """Whether the served length is known: the run ended, or it reached its cap."""
+        return self.event_observed is True or self.output_tokens >= self.max_new_tokens
+
+
+def by_request(runs: Iterable[DecodeRun]) -> dict[str, list[DecodeRun]]:
+    """Return the repeats of each request by its key, in the order of ``runs``."""
+    groups: dict[str, list[DecodeRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.request_key].append(run)
+    return dict(groups)
 
 
 def sha256_text(text: str) -> str:

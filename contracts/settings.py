@@ -20,6 +20,25 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound="DataclassInstance")
 
 
+def require(settings: object, *rules: tuple[str, bool, str]) -> None:
+    """Raise InvalidInput for the first of ``rules`` that does not hold: (name of the field of
+    ``settings``, whether it holds, what the value must be)."""
+    for name, holds, rule in rules:
+        if not holds:
+            raise InvalidInput(f"{name} is {getattr(settings, name)!r}: it must be {rule}")
+
+
+def require_at_least(settings: object, **bounds: int) -> None:
+    """Raise InvalidInput for the first field of ``settings`` that lies below its bound."""
+    require(
+        settings,
+        *(
+            (name, getattr(settings, name) >= bound, f"at least {bound}")
+            for name, bound in bounds.items()
+        ),
+    )
+
+
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
     """Read a TOML file; raises InvalidInput naming the ``kind`` of file and its path."""
     try:

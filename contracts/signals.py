@@ -254,6 +254,15 @@ class RemainingGrid:
         return max(1.0, self.remaining[slot] - down), upper if not upper < 1.0 else 1.0
 
 
+def age_rows(tokens: IntArray, stride: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the rows of ages 0, stride, ... below ``tokens`` (n,) of each request: where each
+    request's rows begin (n + 1,), and request and age (r,) of every row."""
+    counts = -(-tokens // stride)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    owner = np.repeat(np.arange(len(tokens)), counts)
+    return offsets, owner, (np.arange(offsets[-1]) - offsets[owner]) * stride
+
+
 def build_grid(
     signal: RemainingSignal,
     requests: Sequence[SignalRequest],
@@ -269,10 +278,7 @@ def build_grid(
     """
     caps = np.array([request.max_tokens for request in requests], dtype=np.int64)
     last = caps - 1 if horizons is None else np.minimum(horizons, caps - 1)
-    counts = np.maximum(last, 0) // stride + 1
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    owner = np.repeat(np.arange(len(requests)), counts)
-    ages = (np.arange(offsets[-1]) - offsets[owner]) * stride
+    offsets, owner, ages = age_rows(np.maximum(last, 0) + 1, stride)
     asked = [requests[i] for i in owner.tolist()]
     remaining = signal.remaining(asked, ages)
     upper = np.full(len(asked), np.nan)

@@ -7,7 +7,6 @@ it, not against zero error.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +16,8 @@ import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
-from contracts.runs import DecodeRun
+from contracts.runs import DecodeRun, by_request
+from eval.save_figure import save_figure
 from eval.signal_quality import SignalQuality, held_out, mean_quality, score_signal
 from eval.signal_sources import split_truth
 from oracles.empirical import SAMPLED_LABEL, EmpiricalOracle
@@ -58,7 +58,7 @@ class RequestSpread:
 
 def measure_agreement(runs: Sequence[DecodeRun]) -> tuple[Agreement, RequestSpread]:
     """Measure the repeated requests of ``runs``; raises InvalidInput when none ran twice."""
-    groups = [group for group in _by_request(runs).values() if len(group) > 1]
+    groups = [group for group in by_request(runs).values() if len(group) > 1]
     if not groups:
         raise InvalidInput(
             f"each request of these {len(runs)} runs ran once: agreement needs repeats; collect "
@@ -97,14 +97,14 @@ def measure_agreement(runs: Sequence[DecodeRun]) -> tuple[Agreement, RequestSpre
 def ceiling(runs: Sequence[DecodeRun], *, num_draws: int = 5, seed: int = 0) -> SignalQuality:
     """Return what the other runs of each request score for the one left out: the mean over
     ``num_draws`` choices of the run left out (no more than there are repeats)."""
-    repeated = [run for group in _by_request(runs).values() if len(group) > 1 for run in group]
+    repeated = [run for group in by_request(runs).values() if len(group) > 1 for run in group]
     if not repeated:
         raise InvalidInput("each request ran once: a ceiling needs other runs of the same request")
-    most = max(map(len, _by_request(repeated).values()))
+    most = max(map(len, by_request(repeated).values()))
     scores = []
     for draw in range(min(num_draws, most)):
         truth, others = split_truth(repeated, draw)
-        known = [run for run in truth if _served_length_known(run)]
+        known = [run for run in truth if run.has_known_length]
         scores.append(score_signal(EmpiricalOracle(others), held_out(known, seed=seed + draw)))
     label = SAMPLED_LABEL if any(run.temperature > 0.0 for run in repeated) else ""
     return mean_quality(f"oracle-{most - 1}{label} (ceiling)", scores)
@@ -112,7 +112,6 @@ def ceiling(runs: Sequence[DecodeRun], *, num_draws: int = 5, seed: int = 0) -> 
 
 def write_agreement_figure(spread: RequestSpread, title: str, path: Path) -> Path:
     """Write the picture: shortest and longest run of every request, and how far apart they are."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.5, 3.8), layout="constrained")
@@ -135,24 +134,10 @@ def write_agreement_figure(spread: RequestSpread, title: str, path: Path) -> Pat
     right.set_title(f"one single length: {np.mean(ratio == 1.0):.0%} of requests", fontsize=10)
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "preemptbench"}):
-        figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path)
 
 
 _BAR, _DOT = "#0072B2", "#D55E00"  # Okabe and Ito's palette, as in eval/figures.py
-
-
-def _by_request(runs: Sequence[DecodeRun]) -> dict[str, list[DecodeRun]]:
-    groups: dict[str, list[DecodeRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.request_key].append(run)
-    return groups
-
-
-def _served_length_known(run: DecodeRun) -> bool:
-    return run.event_observed is True or run.output_tokens >= run.max_new_tokens
 
 
 def _identical(group: Sequence[DecodeRun]) -> bool:

@@ -17,12 +17,14 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import IntArray
 from contracts.randomness import keyed_generator
-from contracts.runs import DecodeRun
+from contracts.runs import DecodeRun, by_request
+from eval.save_figure import save_figure
 from eval.signal_quality import HeldOut, SignalQuality, held_out, mean_quality, score_signal
 from oracles.empirical import EmpiricalOracle
 from oracles.run_table import RunTable, run_table
 
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64)
+_EVERY_K_TO = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,19 @@ class CurvePoint:
     endless: SignalQuality
     outlived_strictly: float
     outlived_by_chance: float
+
+
+def possible_ks(runs: Sequence[DecodeRun]) -> tuple[int, ...]:
+    """Return the Ks that at least half of the repeated requests can serve beside a truth: each up
+    to 8, then powers of two, and the largest. Raises InvalidInput when no request ran twice."""
+    counts = sorted(len(group) for group in by_request(runs).values() if len(group) > 1)
+    if not counts:
+        raise InvalidInput(
+            f"each request of these {len(runs)} runs ran once: oracle-K needs other runs of a "
+            "request; collect with --repeats 2 or more"
+        )
+    most = counts[len(counts) // 2] - 1
+    return tuple(k for k in range(1, most + 1) if k <= _EVERY_K_TO or k in (*DEFAULT_KS, most))
 
 
 def learning_curve(
@@ -54,9 +69,7 @@ def learning_curve(
     """
     if not ks or min(ks) < 1:
         raise InvalidInput(f"K is {min(ks, default=0)}: an oracle needs at least 1 run of a prompt")
-    groups: dict[str, list[DecodeRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.request_key].append(run)
+    groups = by_request(runs)
     kept = {key: group for key, group in groups.items() if len(group) > max(ks)}
     if not kept:
         most = max(map(len, groups.values()), default=0)
@@ -90,7 +103,6 @@ def curve_table(points: Sequence[CurvePoint]) -> str:
 
 def write_curve_figure(points: Sequence[CurvePoint], title: str, path: Path) -> Path:
     """Write the picture: error, order, victims and exhaustion against K."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 3.4), layout="constrained")
@@ -120,10 +132,7 @@ def write_curve_figure(points: Sequence[CurvePoint], title: str, path: Path) -> 
         ax.set_xlabel("K, runs of the same request")
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "preemptbench"}):
-        figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path)
 
 
 _BLUE, _GREEN, _RED = "#0072B2", "#009E73", "#D55E00"  # Okabe and Ito's palette

@@ -29,6 +29,8 @@ from contracts.signals import (
     build_grid,
     signal_request,
 )
+from contracts.text_table import aligned
+from eval.set_metrics import concordance, early_kills, pick_share, top_1
 
 COVERAGE_LEVELS = (0.8, 0.9)
 FLOORS = ("lifo", "fifo", "random")
@@ -104,7 +106,7 @@ def held_out(
     if len(runs) < 2:
         raise InvalidInput(f"there are {len(runs)} held-out runs: comparing needs at least 2")
     for run in runs:
-        if run.event_observed is not True and run.output_tokens < run.max_new_tokens:
+        if not run.has_known_length:
             raise InvalidInput(
                 f"run {run.run_id!r} stopped at {run.output_tokens} tokens "
                 f"({run.finish_reason}), below its cap of {run.max_new_tokens}, and was not seen "
@@ -192,14 +194,7 @@ def quality_table(rows: Sequence[SignalQuality]) -> str:
     """Return the rows as aligned text; a dash where a rule has no such number."""
     heads = [field.name for field in fields(SignalQuality)][:-2]
     cells = [heads] + [[_cell(getattr(row, head)) for head in heads] for row in rows]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    )
+    return aligned(cells)
 
 
 def _cell(value: float | str) -> str:
@@ -245,29 +240,18 @@ def _errors(signal: RemainingSignal, rows: HeldOut) -> tuple[float, float, tuple
 
 
 def order_scores(scores: FloatArray, remaining: IntArray) -> dict[str, float]:
-    """Return the metrics of running sets from each request's score (highest is picked)."""
-    longest = remaining.max(axis=1)
-    picked = scores == scores.max(axis=1, keepdims=True)
-    share = picked / picked.sum(axis=1, keepdims=True)
-    loss = (longest[:, None] - remaining) / longest[:, None]
-    below = remaining < np.median(remaining, axis=1)[:, None]
+    """Return the metrics of running sets from each request's score (highest is picked); sets whose
+    members all have as much left say nothing of their order."""
+    longest = remaining.max(axis=1, keepdims=True)
+    right = concordance(scores, remaining)
+    right = right[~np.isnan(right)]
+    lost = pick_share(scores) * (longest - remaining) / longest
     return {
-        "concordance": _concordance(scores, remaining),
-        "top1": float(np.mean((share * (remaining == longest[:, None])).sum(axis=1))),
-        "victim_regret": float(np.mean((share * loss).sum(axis=1))),
-        "early_kills": float(np.mean((share * below).sum(axis=1))),
+        "concordance": float(right.mean()) if right.size else float("nan"),
+        "top1": float(np.mean(top_1(scores, remaining))),
+        "victim_regret": float(np.mean(lost.sum(axis=1))),
+        "early_kills": float(np.mean(early_kills(scores, remaining))),
     }
-
-
-def _concordance(scores: FloatArray, remaining: IntArray) -> float:
-    """Return the mean over sets of the share of ordered pairs; sets without one are left out."""
-    first, second = np.triu_indices(scores.shape[1], k=1)
-    truth = np.sign(remaining[:, first] - remaining[:, second])
-    guess = np.sign(scores[:, first] - scores[:, second])
-    pairs = (truth != 0).sum(axis=1)
-    right = ((1.0 + truth * guess) / 2.0 * (truth != 0)).sum(axis=1)
-    some = pairs > 0
-    return float(np.mean(right[some] / pairs[some])) if some.any() else float("nan")
 
 
 def _tau_b(answers: FloatArray, truth: IntArray) -> float:

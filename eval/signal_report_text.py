@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from contracts.files import atomic_path
-from eval.signal_report import Estimate, ReportRow
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from contracts.text_table import aligned
+from eval.save_figure import save_figure
+from eval.signal_report import ReportRow
 
 GROUPS = {
     "Victims (headline: regret minus LIFO's on the same sets; below 0 is better)": (
@@ -31,7 +27,7 @@ def report_text(rows: Sequence[ReportRow]) -> str:
         shown = [row for row in rows if any(name in row.metrics for name in names)]
         lines = [["signal", *names]]
         lines += [
-            [row.signal, *(_interval(row.metrics.get(name)) for name in names)] for row in shown
+            [row.signal, *(str(row.metrics.get(name, "-")) for name in names)] for row in shown
         ]
         parts.append(f"{title}\n{_aligned(lines)}")
     bounds = [
@@ -41,17 +37,10 @@ def report_text(rows: Sequence[ReportRow]) -> str:
         for row in rows for c in row.coverage
     ]  # fmt: skip
     if bounds:
-        heads = [
-            "signal",
-            "bound",
-            "held",
-            "by request",
-            "worst age",
-            "at cap",
-            "width",
-            "by age, young to old",
-        ]
-        parts.append("Coverage of rows as they are met\n" + _aligned([heads, *bounds]))
+        heads = ["signal", "bound", "held", "by request", "worst age", "at cap", "width",
+                 "by age, young to old"]  # fmt: skip
+        lines = [heads, *bounds]
+        parts.append(f"Coverage of rows as they are met\n{_aligned(lines)}")
     by_age = [(row.signal, {str(age): v for age, v in row.by_age.items()}) for row in rows]
     by_family = [(row.signal, dict(row.by_family)) for row in rows]
     parts += _profile("log-MAE by age (first token of each tenth of rows)", by_age)
@@ -63,7 +52,6 @@ def write_figures(rows: Sequence[ReportRow], folder: Path) -> tuple[Path, Path]:
     """Write ``error-by-age.png`` and ``reliability.png`` to ``folder``; return their paths."""
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
     error, reliability = folder / "error-by-age.png", folder / "reliability.png"
     figure = Figure(figsize=(7, 4), layout="constrained")
     ax = figure.subplots()
@@ -72,7 +60,7 @@ def write_figures(rows: Sequence[ReportRow], folder: Path) -> tuple[Path, Path]:
             ax.plot(list(row.by_age), list(row.by_age.values()), "o-", ms=3, label=row.signal)
     ax.set(xlabel="age, tokens", ylabel="mean |log1p(answer) - log1p(remaining)|")
     ax.legend(fontsize=8, frameon=False)
-    _save(figure, error)
+    save_figure(figure, error)
     figure = Figure(figsize=(4.5, 4.5), layout="constrained")
     ax = figure.subplots()
     ax.plot([0, 1], [0, 1], color="black", lw=0.8)
@@ -83,7 +71,7 @@ def write_figures(rows: Sequence[ReportRow], folder: Path) -> tuple[Path, Path]:
             ax.plot([0, *levels], [0, *shares], "o-", ms=3, label=row.signal)
     ax.set(xlabel="probability the signal gave", ylabel="share of prompts at or below it")
     ax.legend(fontsize=8, frameon=False)
-    _save(figure, reliability)
+    save_figure(figure, reliability)
     return error, reliability
 
 
@@ -96,24 +84,5 @@ def _profile(title: str, profiles: Sequence[tuple[str, dict[str, float]]]) -> li
     return [f"{title}\n{_aligned(lines)}"]
 
 
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_path(path) as scratch:
-        figure.savefig(scratch, dpi=120, format="png", metadata={"Software": None})
-
-
-def _interval(estimate: Estimate | None) -> str:
-    if estimate is None or math.isnan(estimate.value):
-        return "-"
-    digits = 3 if abs(estimate.value) < 10 else 1
-    value = f"{estimate.value:.{digits}f}"
-    if math.isnan(estimate.low):
-        return value
-    return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
-
-
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return aligned(lines, left=range(len(lines[0])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from contracts.errors import InvalidInput, LeakageError
 from contracts.randomness import keyed_uniform
-from contracts.runs import DecodeRun
+from contracts.runs import DecodeRun, by_request
 from contracts.signals import (
     RemainingGrid,
     RemainingSignal,
@@ -118,12 +117,9 @@ def _is_reserved(name: str) -> bool:
 def split_truth(runs: Iterable[DecodeRun], seed: int) -> tuple[list[DecodeRun], list[DecodeRun]]:
     """Return (truth, others): of each request with K runs, run ``seed mod K`` executes, the other
     K - 1 may serve an oracle. Repeats may be numbered in any way and differ in K."""
-    groups: dict[str, list[DecodeRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.request_key].append(run)
     truth: list[DecodeRun] = []
     others: list[DecodeRun] = []
-    for group in groups.values():
+    for group in by_request(runs).values():
         group.sort(key=lambda run: (run.repeat, run.run_id))
         at = seed % len(group)
         truth.append(group[at])
@@ -135,10 +131,8 @@ def _oracle(name: str, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]) 
     """Build ``oracle``, or ``oracle-K`` from the first K of each request's other runs."""
     match = _ORACLE.fullmatch(name)
     assert match is not None
-    by_request: dict[str, list[DecodeRun]] = defaultdict(list)
-    for run in others:
-        by_request[run.request_key].append(run)
-    largest = max(map(len, by_request.values()), default=0)
+    groups = by_request(others).values()
+    largest = max(map(len, groups), default=0)
     wanted = int(match[1] or max(largest, 1))
     if wanted > largest:
         raise InvalidInput(
@@ -146,7 +140,7 @@ def _oracle(name: str, truth: Sequence[DecodeRun], others: Sequence[DecodeRun]) 
             f"{len(truth)} requests of this run log have at most {largest}: collect with "
             f"--repeats {wanted + 1} or more"
         )
-    return EmpiricalOracle([run for group in by_request.values() for run in group[:wanted]], name)
+    return EmpiricalOracle([run for group in groups for run in group[:wanted]], name)
 
 
 def load_signal(

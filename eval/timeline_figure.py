@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from contracts.files import atomic_path
 from contracts.policy import FloatArray, IntArray
+from eval.save_figure import save_figure
 from serving_sim.timeline import StepSeries
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ NUM_BINS = 900  # about one a pixel of a panel
 
 def write_timeline_figure(series: StepSeries, path: Path, title: str) -> None:
     """Draw ``series`` to ``path``; its suffix says in which format (.png or .svg)."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -50,11 +49,7 @@ def write_timeline_figure(series: StepSeries, path: Path, title: str) -> None:
         ax.xaxis.label.set_fontsize(9)
         ax.yaxis.label.set_fontsize(9)
     figure.align_ylabels()
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "preemptbench"}
-    with atomic_path(path) as scratch, mpl.rc_context(settings):
-        kind = path.suffix.lstrip(".")
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(scratch, format=kind, dpi=110, metadata=metadata)
+    save_figure(figure, path)
 
 
 def envelope(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from eval.recorded_run import RecordedRun
+from eval.save_figure import save_figure
 from eval.validation import Replay, measured_latencies, record_latencies
 
 _REAL, _SIMULATED = "#0072B2", "#D55E00"  # Okabe and Ito's palette, as in eval/figures.py
@@ -14,7 +15,6 @@ _REAL, _SIMULATED = "#0072B2", "#D55E00"  # Okabe and Ito's palette, as in eval/
 
 def write_figure(run: RecordedRun, replayed: Replay, folder: Path) -> tuple[Path, ...]:
     """Write validation.svg and validation.png into ``folder`` and return their paths."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.0, 6.0), layout="constrained")
@@ -39,9 +39,5 @@ def write_figure(run: RecordedRun, replayed: Replay, folder: Path) -> tuple[Path
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(fontsize=8, frameon=False)
     ax.set_xlabel("seconds since the first request was queued")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = (folder / "validation.svg", folder / "validation.png")
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "preemptbench"}):
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=110)
-    return paths
+    svg, png = (save_figure(figure, folder / f"validation.{kind}") for kind in ("svg", "png"))
+    return svg, png

@@ -10,7 +10,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import Policy
 from contracts.records import RequestRecord
-from contracts.signals import RemainingGrid, SignalRequest, build_grid
+from contracts.signals import RemainingGrid, SignalRequest, age_rows, build_grid
 from predictors.base import Predictor
 from serving_sim.engine import SimResult
 from serving_sim.jump import simulate_fast
@@ -113,10 +113,7 @@ def _e2e_s(record: RequestRecord) -> float:
 
 def clairvoyant_grid(workload: Workload) -> RemainingGrid:
     """Return what a signal that knew every length would answer: an upper bound, no predictor."""
-    counts = np.maximum(workload.output_tokens - 1, 0) // STRIDE + 1
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    owner = np.repeat(np.arange(len(workload)), counts)
-    ages = (np.arange(offsets[-1]) - offsets[owner]) * STRIDE
+    offsets, owner, ages = age_rows(np.maximum(workload.output_tokens, 1), STRIDE)
     remaining = np.maximum(1.0, workload.output_tokens[owner] - ages)
     return RemainingGrid(
         name="clairvoyant",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from contracts.errors import InvalidInput
-from contracts.settings import updated
+from contracts.settings import require_at_least, updated
 
 PREFIX = "PREEMPTBENCH_"
 TABLE = "preemptbench"  # the key of additional_config that holds the same settings
@@ -45,9 +45,7 @@ class DeploySettings:
     think_close: int = -1
 
     def __post_init__(self) -> None:
-        for name, least in (("refresh_tokens", 1), ("budget_us", 1), ("progress_stride", 1)):
-            if getattr(self, name) < least:
-                raise InvalidInput(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        require_at_least(self, refresh_tokens=1, budget_us=1, progress_stride=1)
         if not self.report_every_s > 0.0:
             raise InvalidInput(f"report_every_s is {self.report_every_s}: it must be above 0 s")
         if not 0.0 <= self.upper_level < 1.0:

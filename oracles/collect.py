@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from contracts.errors import InvalidInput
 from contracts.randomness import keyed_generator
 from contracts.runs import DecodeRun, FinishReason, make_request_key, sha256_text
+from contracts.settings import require_at_least
 from oracles.backend import Backend, DecodeSettings, EngineFacts, Generation, Refused
 from oracles.folder import Rank, claim_folder, finish, keys_done, unfinish
 from oracles.hidden import save_hidden
@@ -43,10 +44,7 @@ class CollectConfig:
     hidden_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("repeats", 1), ("max_new_tokens", 1), ("progress_stride", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidInput(f"{name} is {value}: it must be at least {least}")
+        require_at_least(self, repeats=1, max_new_tokens=1, progress_stride=0)
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise InvalidInput(f"batch_sizes is {self.batch_sizes}: give sizes of at least 1")
         if self.hidden_layers and not self.progress_stride:

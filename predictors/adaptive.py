@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
+from contracts.settings import require
 from contracts.signals import DistributionalSignal, SignalRequest
 from predictors.base import check_level, room
 from predictors.calibrated import quantile_by_group
@@ -39,15 +39,13 @@ class AdaptiveSettings:
     num_groups: int = 5
 
     def __post_init__(self) -> None:
-        rules = (
+        require(
+            self,
             ("step", 0.0 <= self.step < 1.0, "at least 0 and below 1"),
             ("window", self.window >= 20, "at least 20 completions"),
             ("refresh_every", self.refresh_every >= 0, "at least 0"),
             ("num_groups", 1 <= self.num_groups <= 100, "between 1 and 100"),
         )
-        for name, holds, rule in rules:
-            if not holds:
-                raise InvalidInput(f"{name} is {getattr(self, name)}: it must be {rule}")
 
 
 class AdaptiveBound:

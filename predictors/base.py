@@ -93,10 +93,13 @@ class Predictor(ABC):
     """A fitted RemainingSignal (and DistributionalSignal) that can be saved and loaded.
 
     ``provenance`` says what it was trained on; its prompts are excluded from honest scores.
+    ``fitted_with`` is the seed and the settings of the fit, where they were noted
+    (training.recipe.fit_noted): with them the same family can be fitted again.
     """
 
     family: ClassVar[str]
     clairvoyant = False
+    fitted_with: JsonObject | None = None
 
     def __init__(self, provenance: Provenance) -> None:
         self.provenance = provenance
@@ -148,7 +151,13 @@ class Predictor(ABC):
     def save_pretrained(self, folder: Path | str, metrics: Sequence[MetricRow] = ()) -> None:
         """Write the checkpoint folder; ``metrics`` are rows of held-out scores for its card."""
         write_checkpoint(
-            Path(folder), self.family, self.provenance, self.settings(), metrics, self.tensors()
+            Path(folder),
+            self.family,
+            self.provenance,
+            self.settings(),
+            metrics,
+            self.tensors(),
+            fitted_with=self.fitted_with,
         )
 
     @classmethod
@@ -166,9 +175,11 @@ class Predictor(ABC):
                 f"{cls.family!r}: use predictors.registry.load_predictor"
             )
         try:
-            return cls.from_checkpoint(checkpoint)
+            predictor = cls.from_checkpoint(checkpoint)
         except InvalidInput as error:
             raise CheckpointError(f"{checkpoint.folder}: {error}") from None
+        predictor.fitted_with = checkpoint.fitted_with
+        return predictor
 
 
 def room(requests: Sequence[SignalRequest], ages: IntArray) -> IntArray:

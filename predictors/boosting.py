@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contracts.errors import InvalidInput
 from contracts.policy import FloatArray
+from contracts.settings import require
 from predictors.trees import TreeEnsemble, from_lightgbm
 
 _MAX_LEAVES = 256
@@ -26,7 +26,8 @@ class BoostingSettings:
     l2: float = 5.0
 
     def __post_init__(self) -> None:
-        rules = (
+        require(
+            self,
             ("num_trees", 1 <= self.num_trees <= 10_000, "between 1 and 10000"),
             ("learning_rate", 0.0 < self.learning_rate <= 1.0, "above 0 and at most 1"),
             ("num_leaves", 2 <= self.num_leaves <= _MAX_LEAVES, f"between 2 and {_MAX_LEAVES}"),
@@ -34,9 +35,6 @@ class BoostingSettings:
             ("feature_share", 0.0 < self.feature_share <= 1.0, "above 0 and at most 1"),
             ("l2", self.l2 >= 0.0, "at least 0"),
         )
-        for name, holds, rule in rules:
-            if not holds:
-                raise InvalidInput(f"{name} is {getattr(self, name)}: it must be {rule}")
 
 
 def grow_trees(

@@ -31,7 +31,7 @@ class Calibrated(Predictor):
 
     def __init__(self, base: Predictor, table: CalibrationTable) -> None:
         super().__init__(base.provenance)
-        self.base, self.table = base, table
+        self.base, self.table, self.fitted_with = base, table, base.fitted_with
 
     @property
     def name(self) -> str:
@@ -92,6 +92,7 @@ class Calibrated(Predictor):
             metrics,
             self.tensors(),
             self.table.to_json(),
+            self.fitted_with,
         )
 
     @classmethod

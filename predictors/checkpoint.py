@@ -52,7 +52,9 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A folder read back and verified; the family checks the meaning of its own parts."""
+    """A folder read back and verified; the family checks the meaning of its own parts.
+
+    ``fitted_with`` is the seed and the settings of the fit, None where nobody noted them."""
 
     folder: str
     family: str
@@ -61,6 +63,7 @@ class Checkpoint:
     metrics: list[JsonValue]
     tensors: dict[str, np.ndarray]
     calibration: JsonValue = None
+    fitted_with: JsonObject | None = None
 
 
 def write_checkpoint(
@@ -71,10 +74,11 @@ def write_checkpoint(
     metrics: Sequence[MetricRow],
     tensors: Mapping[str, np.ndarray],
     calibration: JsonObject | None = None,
+    fitted_with: JsonObject | None = None,
 ) -> None:
     """Write the folder; ``config.json`` comes last, so a torn write is never a checkpoint.
 
-    ``calibration`` is what predictors.conformal stores.
+    ``calibration`` is what predictors.conformal stores, ``fitted_with`` what training.recipe does.
     """
     from safetensors.numpy import save
 
@@ -90,6 +94,8 @@ def write_checkpoint(
         "metrics": [_finite_row(row) for row in metrics],
         "tensors_sha256": hashlib.sha256(blob).hexdigest(),
     }
+    if fitted_with is not None:
+        config["fitted_with"] = fitted_with
     if calibration is not None:
         config["calibration"] = calibration
     config["config_sha256"] = _digest(config)
@@ -106,6 +112,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     settings, metrics = config.get("settings"), config.get("metrics")
     if not isinstance(settings, dict) or not isinstance(metrics, list):
         raise CheckpointError(f"{where}: settings must be an object and metrics a list")
+    fitted_with = config.get("fitted_with")
+    if fitted_with is not None and not isinstance(fitted_with, dict):
+        raise CheckpointError(f"{where}: fitted_with is {fitted_with!r}; it must be an object")
     return Checkpoint(
         folder=str(folder),
         family=need(config, "family", str),
@@ -114,6 +123,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         metrics=metrics,
         tensors=_parse_tensors(blob, str(folder / TENSOR_FILE)),
         calibration=config.get("calibration"),
+        fitted_with=fitted_with,
     )
 
 

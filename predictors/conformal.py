@@ -115,11 +115,7 @@ def fit_table(rows: ConformalRows, num_groups: int = 10) -> CalibrationTable:
 
     A level that so few prompts cannot support becomes the cap (upper bound) or one token (lower).
     """
-    if not len(rows.age):
-        raise InvalidInput("there is no row to calibrate on: give runs of held-out prompts")
-    edges = age_edges(rows.age, rows.weight, num_groups)
-    group = np.searchsorted(edges, rows.age, side="right")
-    members = [np.flatnonzero(group == index) for index in range(len(edges) + 1)]
+    edges, members = age_groups(rows.age, rows.weight, num_groups)
     sizes = [effective_prompts(rows.prompt[part], rows.weight[part]) for part in members]
     groups = list(zip(members, sizes, strict=True))
     return CalibrationTable(
@@ -222,8 +218,19 @@ def _share_below(rows: ConformalRows, part: IntArray, level: float) -> float:
     return float(share[slot]) if slot >= 0 else 0.0
 
 
-def age_edges(ages: IntArray, weights: FloatArray, num_groups: int) -> IntArray:
-    """Return inner edges that part the weight of the ages evenly; fewer where ages are tied."""
+def age_groups(
+    ages: IntArray, weights: FloatArray, num_groups: int
+) -> tuple[IntArray, list[IntArray]]:
+    """Return the inner edges of at most ``num_groups`` groups of age, equally heavy, and the rows
+    of each; fewer where ages are tied. Raises InvalidInput when there is no row."""
+    if not len(ages):
+        raise InvalidInput("there is no row to calibrate on: give runs of held-out prompts")
+    edges = _age_edges(ages, weights, num_groups)
+    group = np.searchsorted(edges, ages, side="right")
+    return edges, [np.flatnonzero(group == index) for index in range(len(edges) + 1)]
+
+
+def _age_edges(ages: IntArray, weights: FloatArray, num_groups: int) -> IntArray:
     order = np.argsort(ages, kind="stable")
     total = np.cumsum(weights[order])
     wanted = total[-1] * np.arange(1, num_groups) / num_groups

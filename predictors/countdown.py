@@ -57,8 +57,7 @@ class Countdown(HorizonPredictor):
         """Return the predicted quantiles (n, len(LEVELS)) of total length, in tokens, rising."""
         groups = rows_by_request(requests)
         rows = feature_matrix([request for request, _ in groups], np.zeros(len(groups), np.int64))
-        scores = [raw_scores(self.trees[level], rows[:, self._columns]) for level in LEVELS]
-        each = np.clip(np.exp(np.sort(np.column_stack(scores), axis=1)), 1.0, self.edges[-1])
+        each = np.clip(total_quantiles(self.trees, rows[:, self._columns]), 1.0, self.edges[-1])
         out = np.empty((len(requests), len(LEVELS)))
         for total, (_, members) in zip(each, groups, strict=True):
             out[members] = total
@@ -140,21 +139,47 @@ class CountdownSettings:
         """Fit on ``training``; deterministic in (training, settings, seed)."""
         at_start = np.zeros(len(training.requests), dtype=np.int64)
         rows = feature_matrix(training.requests, at_start)[:, feature_columns(self.features)]
-        trees = {
-            level: grow_trees(
-                rows,
-                np.log(training.output_tokens),
-                training.repeat_weights(),
-                self.boosting,
-                {"objective": "quantile", "alpha": level},
-                seed=seed,
-                num_threads=num_threads,
-            )
-            for level in LEVELS
-        }
+        trees = grow_quantiles(
+            rows,
+            training.output_tokens.astype(np.float64),
+            training.repeat_weights(),
+            self.boosting,
+            seed=seed,
+            num_threads=num_threads,
+        )
         edges = horizon_edges(1, training.cap_tokens, _NUM_EDGES)
         tail = AgeKmSettings().fit(training)
         return Countdown(training.provenance, edges, self.features, trees, tail)
+
+
+def grow_quantiles(
+    rows: FloatArray,
+    totals: FloatArray,
+    weights: FloatArray,
+    boosting: BoostingSettings,
+    *,
+    seed: int,
+    num_threads: int,
+) -> dict[float, TreeEnsemble]:
+    """Return for each of LEVELS the trees that score that quantile of log(``totals``) (n,)."""
+    return {
+        level: grow_trees(
+            rows,
+            np.log(totals),
+            weights,
+            boosting,
+            {"objective": "quantile", "alpha": level},
+            seed=seed,
+            num_threads=num_threads,
+        )
+        for level in LEVELS
+    }
+
+
+def total_quantiles(trees: Mapping[float, TreeEnsemble], rows: FloatArray) -> FloatArray:
+    """Return the quantiles (n, len(LEVELS)) of the total, rising along a row."""
+    scores = [raw_scores(trees[level], rows) for level in LEVELS]
+    return np.asarray(np.exp(np.sort(np.column_stack(scores), axis=1)))
 
 
 def _alive(total: FloatArray, at: IntArray, cap_tokens: int) -> FloatArray:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.signals import DistributionalSignal, SignalRequest
 from predictors.base import check_level, room
-from predictors.conformal import age_edges, effective_prompts, product_limit
+from predictors.conformal import age_groups, effective_prompts, product_limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,16 +49,12 @@ class CqrTable:
 def fit_cqr(rows: CqrRows, coverage: float, num_groups: int = 10) -> CqrTable:
     """Return the table of at most ``num_groups`` groups, equally heavy; raises InvalidInput."""
     check_level(coverage)
-    if not len(rows.age):
-        raise InvalidInput("there is no row to calibrate on: give runs of held-out prompts")
-    edges = age_edges(rows.age, rows.weight, num_groups)
-    group = np.searchsorted(edges, rows.age, side="right")
+    edges, members = age_groups(rows.age, rows.weight, num_groups)
     above = rows.left - rows.high
     # a cut run may end later: how far it lies above the interval is then a lower bound
     score = np.where(rows.observed, np.maximum(rows.low - rows.left, above), above)
     widening = []
-    for index in range(len(edges) + 1):
-        part = np.flatnonzero(group == index)
+    for part in members:
         weight = rows.weight[part]
         spare = 1.0 / effective_prompts(rows.prompt[part], weight)
         values, share = product_limit(score[part], rows.observed[part], weight)

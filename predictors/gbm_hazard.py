@@ -20,6 +20,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_generator
+from contracts.settings import require_at_least
 from contracts.signals import SignalRequest
 from predictors.base import HorizonPredictor, TrainingSet
 from predictors.boosting import BoostingSettings, grow_trees
@@ -112,9 +113,7 @@ class GbmHazardSettings:
 
     def __post_init__(self) -> None:
         feature_columns(self.features)
-        for name, least in (("num_landmarks", 0), ("num_bins", 1), ("first_edge_tokens", 1)):
-            if getattr(self, name) < least:
-                raise InvalidInput(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        require_at_least(self, num_landmarks=0, num_bins=1, first_edge_tokens=1)
 
     def fit(self, training: TrainingSet, *, seed: int = 0, num_threads: int = 1) -> GbmHazard:
         """Fit on ``training``; deterministic in (training, settings, seed)."""

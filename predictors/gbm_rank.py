@@ -23,6 +23,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.randomness import keyed_generator
+from contracts.settings import require_at_least
 from contracts.signals import SignalRequest
 from predictors.base import HorizonPredictor, TrainingSet, held_out_runs
 from predictors.boosting import BoostingSettings, grow_trees
@@ -121,11 +122,8 @@ class GbmRankSettings:
 
     def __post_init__(self) -> None:
         feature_columns(self.features)
-        least = {"num_sets": 1, "set_size": 2, "num_knots": 1, "num_bins": 1}
-        least |= {"first_edge_tokens": 1, "num_landmarks": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise InvalidInput(f"{name} is {getattr(self, name)}: it must be at least {bound}")
+        require_at_least(self, num_sets=1, set_size=2, num_knots=1, num_bins=1)
+        require_at_least(self, first_edge_tokens=1, num_landmarks=0)
         if not self.features or not 0.0 < self.held_out_share < 1.0:
             raise InvalidInput(
                 f"gbm-rank needs features ({len(self.features)} named) and a held_out_share "

@@ -17,6 +17,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.runs import ProgressRecord
+from contracts.settings import require_at_least
 from contracts.signals import NUM_PROGRESS, SignalRequest
 from predictors.base import HorizonPredictor, TrainingSet, held_out_runs
 from predictors.card import JsonObject
@@ -166,10 +167,9 @@ class GruProgressSettings:
     )
 
     def __post_init__(self) -> None:
-        least = {"num_landmarks": 0, "num_bins": 1, "first_edge_tokens": 1, "hidden": 1}
-        for name, bound in (least | {"max_records": 1}).items():
-            if getattr(self, name) < bound:
-                raise InvalidInput(f"{name} is {getattr(self, name)}: it must be at least {bound}")
+        require_at_least(
+            self, num_landmarks=0, num_bins=1, first_edge_tokens=1, hidden=1, max_records=1
+        )
 
     def fit(self, training: TrainingSet, *, seed: int = 0, num_threads: int = 1) -> GruProgress:
         """Fit on ``training``; deterministic in (training, settings, seed) on one machine.

@@ -12,28 +12,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from contracts.errors import InvalidInput, missing_dependency
+from contracts.errors import InvalidInput
 from contracts.policy import FloatArray
 from predictors.base import check_level, curve_quantile
-from predictors.boosting import BoostingSettings, grow_trees
+from predictors.boosted_regressor import BoostedRegressor, merged_rows
+from predictors.boosting import grow_trees
 from predictors.gbm_hazard import binary_rows
 from predictors.trees import raw_scores_swept
 
-try:
-    from sklearn.base import BaseEstimator, RegressorMixin
-    from sklearn.utils import Tags, check_random_state
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ImportError as error:
-    raise missing_dependency("scikit-learn", "train", "the scikit-learn estimator") from error
 
-
-class HazardRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class HazardRegressor(BoostedRegressor):
     """Discrete-time hazard with boosted trees: ``predict`` answers the median of what remains.
 
     ``edges`` (b,) are the horizons between which the chance to end is learned, rising, above 0; by
     default ``num_bins`` of them, evenly spaced on a log scale between the shortest and the longest
-    row seen to end. The other parameters are those of BoostingSettings. ``random_state`` seeds the
-    choice of columns, ``n_jobs`` is the number of LightGBM's threads.
+    row seen to end. The other parameters are those of BoostedRegressor.
 
     Fitted: ``edges_`` (b,), ``trees_`` (the exported arrays).
     """
@@ -52,16 +45,18 @@ class HazardRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = 0,
         n_jobs: int = 1,
     ) -> None:
+        super().__init__(
+            num_trees=num_trees,
+            learning_rate=learning_rate,
+            num_leaves=num_leaves,
+            min_rows_per_leaf=min_rows_per_leaf,
+            feature_share=feature_share,
+            l2=l2,
+            random_state=random_state,
+            n_jobs=n_jobs,
+        )
         self.num_bins = num_bins
         self.edges = edges
-        self.num_trees = num_trees
-        self.learning_rate = learning_rate
-        self.num_leaves = num_leaves
-        self.min_rows_per_leaf = min_rows_per_leaf
-        self.feature_share = feature_share
-        self.l2 = l2
-        self.random_state = random_state
-        self.n_jobs = n_jobs
 
     def fit(
         self,
@@ -78,15 +73,10 @@ class HazardRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         beyond it enters neither as ended nor as survived. ``sample_weight`` of w is w equal rows.
         Raises ValueError (scikit-learn's checks) or InvalidInput when no row was seen to end.
         """
-        X, y = validate_data(  # noqa: N806
-            self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True
-        )
-        weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-        if (y <= 0).any():
-            raise ValueError(f"y holds {y.min():g}: what remains must be above 0")
+        X, y, weight = self._training_table(X, y, sample_weight)  # noqa: N806
         observed = _column(event_observed, True, len(y), "event_observed")
         reach = _column(watched, np.inf, len(y), "watched")
-        rows, weight = _merged(np.column_stack([X, y, observed, reach]), weight)
+        rows, weight = merged_rows(np.column_stack([X, y, observed, reach]), weight)
         known, left, reach = rows[:, :-3], rows[:, -3], rows[:, -1]
         has_ended = rows[:, -2] > 0
         if not has_ended.any():
@@ -120,20 +110,10 @@ class HazardRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_survival(self, X: Any) -> FloatArray:  # noqa: N803
         """Return P(remaining > ``edges_``) (n, b), falling along a row."""
-        check_is_fitted(self)
-        X = validate_data(  # noqa: N806
-            self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False
-        )
+        X = self._features(X)  # noqa: N806
         rows = np.column_stack([X, np.zeros(len(X))])
         log_odds = raw_scores_swept(self.trees_, rows, self.edges_)
         return np.asarray(np.exp(-np.cumsum(np.logaddexp(0.0, log_odds), axis=1)))
-
-    def __sklearn_tags__(self) -> Tags:
-        """Say that features may be NaN and that the target is above 0."""
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.target_tags.positive_only = True
-        return tags
 
     def _chosen_edges(self, ends: FloatArray) -> FloatArray:
         if self.edges is None:
@@ -146,21 +126,6 @@ class HazardRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(f"edges are {edges.tolist()}: they must rise from above 0")
         return edges
 
-    def _seed(self) -> int:
-        if isinstance(self.random_state, int | np.integer):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
-
-    def _boosting(self) -> BoostingSettings:
-        return BoostingSettings(
-            num_trees=self.num_trees,
-            learning_rate=self.learning_rate,
-            num_leaves=self.num_leaves,
-            min_rows_per_leaf=self.min_rows_per_leaf,
-            feature_share=self.feature_share,
-            l2=self.l2,
-        )
-
 
 def _column(values: Any, default: float, count: int, name: str) -> FloatArray:
     """Return ``values`` as (count,) float64, or so many defaults."""
@@ -172,16 +137,3 @@ def _column(values: Any, default: float, count: int, name: str) -> FloatArray:
             f"{name} has shape {column.shape} for {count} rows: give one number for each"
         )
     return column
-
-
-def _merged(rows: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the distinct rows in a fixed order with their summed weights, none of weight 0.
-
-    LightGBM counts rows against ``min_rows_per_leaf`` whatever they weigh; where equal rows are one
-    row, a weight of two and a row given twice are the same table, and so is any order of the rows.
-    """
-    some = weight > 0
-    distinct, member = np.unique(rows[some], axis=0, return_inverse=True)
-    summed = np.zeros(len(distinct))
-    np.add.at(summed, member.ravel(), weight[some])
-    return distinct, summed

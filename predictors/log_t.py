@@ -102,6 +102,15 @@ class LogT(HorizonPredictor):
         )
 
 
+def check_head(num_landmarks: int, degrees: float, hidden: Sequence[int]) -> None:
+    """Raise InvalidInput unless a log-t head can be fitted so; families that share it ask here."""
+    if num_landmarks < 0 or not degrees > 0.0 or min(hidden, default=1) < 1:
+        raise InvalidInput(
+            f"num_landmarks {num_landmarks}, degrees {degrees} and hidden {tuple(hidden)} must be "
+            "at least 0, above 0 and at least 1 each"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class LogTSettings:
     """How to fit ``log-t``: ages a run, layer widths of the perceptron, and its training."""
@@ -116,11 +125,7 @@ class LogTSettings:
         feature_columns(self.features)
         if not self.features:
             raise InvalidInput("log-t features are empty: name at least one, such as log_age")
-        if self.num_landmarks < 0 or not self.degrees > 0.0 or min(self.hidden, default=1) < 1:
-            raise InvalidInput(
-                f"num_landmarks {self.num_landmarks}, degrees {self.degrees} and hidden "
-                f"{self.hidden} must be at least 0, above 0 and at least 1 each"
-            )
+        check_head(self.num_landmarks, self.degrees, self.hidden)
 
     def fit(self, training: TrainingSet, *, seed: int = 0, num_threads: int = 1) -> LogT:
         """Fit on ``training``; deterministic in (training, settings, seed) on one machine."""

@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from contracts.errors import InvalidInput
+from contracts.settings import require_at_least
 from contracts.survival import kaplan_meier
 from predictors.age_km import AgeKm
 from predictors.base import TrainingSet
@@ -46,8 +47,7 @@ class PastFutureSettings:
     window_runs: int = 1000
 
     def __post_init__(self) -> None:
-        if self.window_runs < 1:
-            raise InvalidInput(f"window_runs is {self.window_runs}: it must be at least 1")
+        require_at_least(self, window_runs=1)
 
     def fit(self, training: TrainingSet, *, seed: int = 0, num_threads: int = 1) -> PastFuture:
         """Fill the windows; ``seed`` and ``num_threads`` change nothing."""

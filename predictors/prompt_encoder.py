@@ -30,7 +30,7 @@ from predictors.encoders import (
 from predictors.features import AGE_FEATURES, feature_columns, feature_matrix
 from predictors.gbm_hazard import horizon_edges, landmarks
 from predictors.listmle import fit_scores
-from predictors.log_t import LogT, fit_log_t, need_endings
+from predictors.log_t import LogT, check_head, fit_log_t, need_endings
 from predictors.neural import Scaler, perceptron, perceptron_from
 from predictors.torch_loop import LoopSettings
 from predictors.tuning import fit_encoder
@@ -145,11 +145,7 @@ class PromptEncoderSettings:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise unknown_name("loss", self.loss, LOSSES)
-        if self.num_landmarks < 0 or not self.degrees > 0.0 or min(self.hidden, default=1) < 1:
-            raise InvalidInput(
-                f"num_landmarks {self.num_landmarks}, degrees {self.degrees} and hidden "
-                f"{self.hidden} must be at least 0, above 0 and at least 1 each"
-            )
+        check_head(self.num_landmarks, self.degrees, self.hidden)
 
     def fit(self, training: TrainingSet, *, seed: int = 0, num_threads: int = 1) -> PromptEncoder:
         """Fit on ``training``; deterministic in (training, settings, seed) on one machine.

@@ -27,7 +27,7 @@ from predictors.checkpoint import Checkpoint, Provenance, need, need_array, need
 from predictors.encoders import EncoderSettings, checked_encoder, encoder_from, load_encoder
 from predictors.features import AGE_FEATURES, feature_columns, feature_matrix
 from predictors.gbm_hazard import horizon_edges, landmarks
-from predictors.log_t import LogT, fit_log_t, need_endings
+from predictors.log_t import LogT, check_head, fit_log_t, need_endings
 from predictors.neural import Scaler, perceptron_from
 from predictors.torch_loop import LoopSettings
 
@@ -150,11 +150,7 @@ class TextProgressSettings:
         if self.reader not in READERS:
             raise unknown_name("reader", self.reader, READERS)
         TextReader(self.buckets, self.recent_chars, self.encode_every)
-        if self.num_landmarks < 0 or not self.degrees > 0.0 or min(self.hidden, default=1) < 1:
-            raise InvalidInput(
-                f"num_landmarks {self.num_landmarks}, degrees {self.degrees} and hidden "
-                f"{self.hidden} must be at least 0, above 0 and at least 1 each"
-            )
+        check_head(self.num_landmarks, self.degrees, self.hidden)
 
     def fit(self, training: TrainingSet, *, seed: int = 0, num_threads: int = 1) -> TextProgress:
         """Fit on ``training``; deterministic in (training, settings, seed) on one machine.

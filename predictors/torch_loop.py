@@ -20,6 +20,7 @@ from contracts.errors import InvalidInput, missing_dependency
 from contracts.files import atomic_path
 from contracts.policy import IntArray
 from contracts.randomness import keyed_generator
+from contracts.settings import require
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,8 @@ class LoopSettings:
     tracker: str = ""
 
     def __post_init__(self) -> None:
-        rules = (
+        require(
+            self,
             ("num_epochs", self.num_epochs >= 1, "at least 1"),
             ("patience_epochs", self.patience_epochs >= 1, "at least 1"),
             ("batch_rows", self.batch_rows >= 1, "at least 1"),
@@ -55,9 +57,6 @@ class LoopSettings:
             ("held_out_share", 0.0 < self.held_out_share < 1.0, "between 0 and 1"),
             ("mixed_precision", self.mixed_precision in ("no", "bf16"), "no or bf16"),
         )
-        for name, holds, rule in rules:
-            if not holds:
-                raise InvalidInput(f"{name} is {getattr(self, name)!r}: it must be {rule}")
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from contracts.errors import InvalidInput
-from preemptbench.options import to_json
+from preemptbench.options import json_option, to_json
 from preemptbench.progress import Bar
 from serving_sim.calibration.adaptive import CalibrationSettings
 from serving_sim.calibration.bench_config import BACKENDS, BenchConfig
@@ -102,7 +102,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Time nothing: fit the timings in this .jsonl, made on another machine.",
         ),
         click.option("--out", type=_PATH, required=True, help="The profile to write (.json)."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+        json_option,
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)

@@ -17,7 +17,7 @@ from oracles.collect import CollectConfig, Collected, collect_runs
 from oracles.folder import merge, rank_from_environment
 from oracles.models import LoadedModel, check_layers
 from oracles.prompts import read_prompts
-from preemptbench.options import check_out_folder
+from preemptbench.options import check_out_folder, json_option
 from preemptbench.progress import Bar
 from traces.bundled import bundled_prompts
 
@@ -124,7 +124,7 @@ def _engine_options(command: _Command) -> _Command:
 @click.option(
     "--merge", "only_merge", is_flag=True, help="Only merge the shards that are in --out."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def collect(
     out_dir: Path,
     prompts_path: Path | None,

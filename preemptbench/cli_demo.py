@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from preemptbench.options import check_out_folder, jobs_option, runs_option, to_json
+from preemptbench.options import check_out_folder, jobs_option, json_option, runs_option, to_json
 from preemptbench.progress import Bar
 
 
@@ -24,7 +24,7 @@ from preemptbench.progress import Bar
 @runs_option
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(min=2))
 @jobs_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def demo(out_dir: Path, runs_path: Path, seeds: int, jobs: int, as_json: bool) -> None:
     """Describe the bundled run log, build the oracle, train the predictors, simulate every
     policy and signal at three KV pressures, print the table and write a report."""

@@ -29,9 +29,8 @@ def print_details(
     """Score ``signal`` on ``runs`` between its floor and ceilings; print, and draw the figures."""
     from eval.signal_report import report_signals
     from eval.signal_report_text import report_text, write_figures
-    from training.evaluate import has_known_length
 
-    known = [run for run in runs if has_known_length(run)]
+    known = [run for run in runs if run.has_known_length]
     click.echo(f"resampling the prompts of {len(known)} runs (seconds, or a minute)", err=True)
     chosen = [("floor", floor), ("signal", signal), *(("ceiling", one) for one in ceilings)]
     rows = report_signals(known, chosen, reference=floor.name, seed=seed)
@@ -54,9 +53,8 @@ def print_slo_regret(
     from eval.slo_regret import slo_cell, slo_regret, slo_text
     from oracles.empirical import Clairvoyant
     from preemptbench.demo import demo_matrix
-    from training.evaluate import has_known_length
 
-    known = [run for run in runs if has_known_length(run)]
+    known = [run for run in runs if run.has_known_length]
     config = replace(
         demo_matrix(path, {}, num_seeds=SLO_SEEDS), num_tagged=SLO_TAGGED, first_seed=seed
     )

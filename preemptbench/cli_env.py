@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from preemptbench import __version__
+from preemptbench.options import json_option
 
 _PACKAGES = (
     "numpy", "scipy", "pyarrow", "numba", "lightgbm", "safetensors", "click", "tqdm",
@@ -18,7 +19,7 @@ _PACKAGES = (
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def env(as_json: bool) -> None:
     """Print versions and hardware for a bug report."""
     facts = describe_environment()

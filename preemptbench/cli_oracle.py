@@ -11,12 +11,11 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.signals import signal_request
 from oracles.empirical import LEVELS, MODES, EmpiricalOracle, Mode, leave_one_out
-from preemptbench.options import check_out_folder, runs_option, to_json
+from preemptbench.options import check_out_folder, json_option, runs_option, to_json
 from traces.bundled import bundled_runs
 from traces.runlog import read_runs
 
 _LOG = click.argument("log", type=click.Path(path_type=Path), default=bundled_runs)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group()
@@ -34,7 +33,7 @@ def oracle() -> None:
     show_default=True,
     help="exact verifies that all runs of a request are alike; deployment takes them as they came.",
 )
-@_JSON
+@json_option
 def build(log: Path, out: Path, mode: Mode, as_json: bool) -> None:
     """Build the oracle of LOG in one streaming pass and write it to a folder, which 'simulate
     --signal [name=]FOLDER' takes. LOG is a run log or a folder of them [default: the bundled]."""
@@ -69,7 +68,7 @@ def build(log: Path, out: Path, mode: Mode, as_json: bool) -> None:
     help="Choices of the run left out, for the ceiling.",
 )
 @click.option("--seed", default=0, show_default=True)
-@_JSON
+@json_option
 def agreement(log: Path, figure: Path | None, draws: int, seed: int, as_json: bool) -> None:
     """How far repeated runs of LOG agree, and the ceiling this sets: what the other runs of a
     request score for the one left out [default: the bundled log]."""
@@ -103,16 +102,15 @@ def agreement(log: Path, figure: Path | None, draws: int, seed: int, as_json: bo
     "standard ladder.",
 )
 @click.option("--seed", default=0, show_default=True)
-@_JSON
+@json_option
 def ladder(log: Path, base: str, rungs: tuple[str, ...], seed: int, as_json: bool) -> None:
     """Degrade a signal along one axis at a time and print what each rung achieved on LOG."""
     from eval.degradation import STANDARD_LADDER, degradation_ladder
     from eval.signal_quality import held_out, quality_table
     from eval.signal_sources import SignalSource, split_truth
-    from training.evaluate import has_known_length
 
     truth, others = split_truth(list(read_runs(log)), seed)
-    known = [run for run in truth if has_known_length(run)]
+    known = [run for run in truth if run.has_known_length]
     signal = SignalSource.parse(base).build(known, others, seed)
     if signal is None:
         raise InvalidInput("--base none: there is no signal to degrade")
@@ -128,7 +126,7 @@ def ladder(log: Path, base: str, rungs: tuple[str, ...], seed: int, as_json: boo
 @oracle.command()
 @runs_option
 @click.option("--ages", default="0,32,64,128", show_default=True, help="Ages to ask at, tokens.")
-@_JSON
+@json_option
 def describe(runs_path: Path, ages: str, as_json: bool) -> None:
     """Leave each repeat out in turn and say, at several ages, which level of the ladder answers
     and how far off the answers are."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from contracts.errors import InvalidInput
-from preemptbench.options import to_json
+from preemptbench.options import json_option, to_json
 
 if TYPE_CHECKING:
     from eval.recorded_run import RecordedRun, RequestLog
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.group(invoke_without_command=True, short_help="List the bundled step-time profiles.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def profiles(context: click.Context, as_json: bool) -> None:
     """List the bundled step-time profiles: model, range and held-out error.
@@ -53,7 +53,7 @@ def profiles(context: click.Context, as_json: bool) -> None:
 
 @profiles.command()
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def show(name: str, as_json: bool) -> None:
     """Say all of one profile: NAME is a bundled name or a file that ends in .json."""
     from serving_sim.profile import load_profile
@@ -92,7 +92,7 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(min=1))
 @click.option("--batched-tokens", default=8192, show_default=True, type=click.IntRange(min=1))
 @click.option("--seqs", default=256, show_default=True, type=click.IntRange(min=1))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def blocks(
     model: str,
     memory_gib: float,
@@ -159,7 +159,7 @@ def blocks(
     show_default=True,
     help="Profile file to write; other verbs take it as --profile FILE.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def fit(
     log_path: Path,
     blocks: int | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from contracts.errors import InvalidInput
-from preemptbench.options import to_json
+from preemptbench.options import json_option, to_json
 from preemptbench.progress import StageBars
 
 if TYPE_CHECKING:
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from eval.study_rescoring import RuleCurve, StudyCurves
 
 _FOLDER = click.Path(path_type=Path)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _MOST_SHOWN = 20
 
 
 @click.command(short_help="Write the report of a stored study again.")
 @click.argument("out", type=_FOLDER)
-@_JSON
+@json_option
 def report(out: Path, as_json: bool) -> None:
     """Write report.html, report.md and tables/ into OUT, the folder of a study, from what is stored
     there. Only the two timelines run an engine, the first time."""
@@ -52,7 +51,7 @@ def report(out: Path, as_json: bool) -> None:
     "promised, for studies with deadline classes.",
 )
 @click.option("--cells", is_flag=True, help="Also each cell of the grid, not only its two parts.")
-@_JSON
+@json_option
 def rescore(
     out: Path, deadlines: str | None, multiples: str | None, cells: bool, as_json: bool
 ) -> None:
@@ -90,7 +89,7 @@ def rescore(
 @click.argument("a", type=_FOLDER)
 @click.argument("b", type=_FOLDER)
 @click.option("--anyway", is_flag=True, help="Compare although versions or settings differ.")
-@_JSON
+@json_option
 def compare(a: Path, b: Path, anyway: bool, as_json: bool) -> None:
     """Compare the cells that studies A and B have in common: breach of both, and B less A with an
     interval where a seed is the same requests in both."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from contracts.errors import InvalidInput
+from preemptbench.options import json_option
 from traces.bundled import bundled_runs
 from traces.describe import describe_runs, format_summaries
 from traces.import_rules import CHARS_PER_4
@@ -19,7 +20,6 @@ from traces.split import crossfit_folds, split_runs
 from traces.validate import ValidationReport, validate_runs
 
 _SOURCE = click.argument("source", type=click.Path(path_type=Path), default=bundled_runs)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group()
@@ -33,7 +33,7 @@ def runs() -> None:
 @click.option(
     "--approximate-caps", is_flag=True, help="Let a run cut by length differ from its cap."
 )
-@_JSON
+@json_option
 def check(source: Path, approximate_caps: bool, as_json: bool) -> None:
     """Check schema, ranges, duplicates and censoring rules of a run log."""
     report = validate_runs(source, exact_caps=not approximate_caps)
@@ -56,7 +56,7 @@ def _echo_report(report: ValidationReport) -> None:
 @runs.command()
 @_SOURCE
 @click.option("--by-family", is_flag=True, help="One row per family of each benchmark.")
-@_JSON
+@json_option
 def describe(source: Path, by_family: bool, as_json: bool) -> None:
     """Lengths, caps and agreement of repeats, per benchmark."""
     rows = describe_runs(read_runs(source), by_family=by_family)
@@ -73,7 +73,7 @@ def describe(source: Path, by_family: bool, as_json: bool) -> None:
 @click.option("--holdout-family", multiple=True, help="Family that goes to test whole.")
 @click.option("--folds", type=int, help="Write folds.json for cross-fitting instead.")
 @click.option("--seed", default=0, show_default=True)
-@_JSON
+@json_option
 def split(
     source: Path,
     out: Path,
@@ -119,7 +119,7 @@ def _report(as_json: bool, told: dict[str, object]) -> None:
 @click.option("--set", "constants", multiple=True, metavar="FIELD=VALUE", help="One value for all.")
 @click.option("--where", multiple=True, metavar="COLUMN=TEXT", help="Keep only such rows.")
 @click.option("--tokenizer", help="Folder or Hugging Face id that counts texts [default: chars/4].")
-@_JSON
+@json_option
 def import_(
     kind: str,
     sources: tuple[Path, ...],

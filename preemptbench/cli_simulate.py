@@ -18,6 +18,7 @@ from preemptbench.options import (
     check_out_folder,
     deadline_classes_option,
     jobs_option,
+    json_option,
     runs_option,
     to_json,
 )
@@ -142,7 +143,7 @@ if TYPE_CHECKING:
 )
 @timeline_option
 @timeline_seed_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def simulate(
     context: click.Context,
@@ -405,7 +406,7 @@ def _ends(result: SimResult) -> dict[str, int]:
 
 
 @click.command(short_help="List the built-in victim rules.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def policies(as_json: bool) -> None:
     """List the built-in victim rules and say which read a signal, and which the deadlines."""
     from serving_sim.policies import get_policy, list_policies

@@ -14,6 +14,7 @@ from preemptbench.options import (
     allow_mismatch_option,
     check_out_folder,
     deadline_classes_option,
+    json_option,
     to_json,
 )
 from preemptbench.progress import StageBars
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 @click.option("--profile", help="Step-time profile: a bundled name or a JSON file.")
 @task_options
 @click.option("--out", "out_dir", type=click.Path(path_type=Path), help="Default: out/PRESET.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def study(
     preset: str,
     data: Path | None,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preemptbench.options import check_out_folder, to_json
+from contracts.text_table import aligned
+from preemptbench.options import check_out_folder, json_option, to_json
 from preemptbench.progress import StageBars
 from preemptbench.task_options import backend_context, memory_bytes, say, task_options
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @task_options
 @click.option("--out", "out_dir", type=click.Path(path_type=Path), help="Default: out/NAME.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def sweep(
     file: Path,
     jobs: int,
@@ -77,15 +78,7 @@ def _text(table: Table) -> str:
         [show(value, column.kind) for value, column in zip(row, table.columns, strict=True)]
         for row in table.rows
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_text = [column.kind == "text" for column in table.columns]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(row, widths, is_text, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    return aligned(rows, {i for i, column in enumerate(table.columns) if column.kind == "text"})
 
 
 def _object(result: SweepResult) -> str:

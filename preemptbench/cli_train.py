@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from preemptbench.options import allow_mismatch_option, data_option, need_data, to_json
+from preemptbench.options import allow_mismatch_option, data_option, json_option, need_data, to_json
 from traces.bundled import bundled_runs
 from training.options import train_options
 
@@ -49,7 +49,15 @@ def train(
     "--details", is_flag=True, help="Every metric with intervals over prompts, coverage by age."
 )
 @click.option(
-    "--figures", type=click.Path(path_type=Path), help="With --details: folder for two figures."
+    "--learning-curve",
+    is_flag=True,
+    help="Instead: what more runs of a prompt are worth to oracle-K, and more training prompts to "
+    "the checkpoint's recipe, by fitting it again.",
+)
+@click.option(
+    "--figures",
+    type=click.Path(path_type=Path),
+    help="With --details or --learning-curve: folder for two figures.",
 )
 @click.option(
     "--slo-regret",
@@ -64,7 +72,7 @@ def train(
     help="With --slo-regret: KV demand over the pool.",
 )
 @allow_mismatch_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def score(
     checkpoint: Path | None,
     runs: Path,
@@ -72,6 +80,7 @@ def score(
     data: Path | None,
     seed: int,
     details: bool,
+    learning_curve: bool,
     figures: Path | None,
     slo_regret: bool,
     pressure: float,
@@ -82,11 +91,16 @@ def score(
     print what floors and ceilings reach on public data."""
     if (checkpoint is None) == (suite is None):
         raise click.UsageError("Give either --checkpoint FOLDER or --suite lrm.")
+    if details + learning_curve + slo_regret > 1:
+        raise click.UsageError("Give one of --details, --learning-curve and --slo-regret.")
+    if figures is not None and not (details or learning_curve):
+        raise click.UsageError("--figures goes with --details or --learning-curve.")
     if checkpoint is None:
         _score_lrm(data, seed, as_json)
         return
     from eval.signal_quality import quality_table
     from eval.signal_sources import load_predictors, load_signal
+    from preemptbench.cli_curves import print_learning_curves
     from preemptbench.cli_details import print_details, print_slo_regret
     from training.crossfit import crossfit
     from training.evaluate import evaluate, unseen_runs
@@ -97,8 +111,13 @@ def score(
     predictors = load_predictors(checkpoint)
     fresh = unseen_runs(predictors, log)
     click.echo(f"{len(fresh)} of {len(log)} runs are of prompts it never saw", err=True)
-    floor = crossfit(fresh, "age-km", num_folds=2)
     signal = load_signal(predictors[0].name, checkpoint, fresh, allow_mismatch=allow_mismatch)
+    if learning_curve:
+        if len(predictors) > 1:
+            click.echo(f"learning curves of the first of {len(predictors)} folds", err=True)
+        print_learning_curves(log, predictors[0], seed=seed, as_json=as_json, figures=figures)
+        return
+    floor = crossfit(fresh, "age-km", num_folds=2)
     if slo_regret:
         floors = [floor] if floor.name != signal.name else []
         rated = [*floors, signal, *ceilings(fresh, ())]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from contracts.errors import InvalidInput
-from preemptbench.options import check_out_folder, to_json
+from preemptbench.options import check_out_folder, json_option, to_json
 
 if TYPE_CHECKING:
     from contracts.signals import RemainingGrid
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where validation.json, .svg and .png go.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def validate(
     recorded: Path,
     policy_name: str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from contracts.errors import InvalidInput
-from preemptbench.options import to_json
+from preemptbench.options import json_option, to_json
 
 if TYPE_CHECKING:
     from contracts.signals import RemainingGrid
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds after arrival."
 )
 @click.option("--seed", default=0, show_default=True, help="Keys the draws of random policies.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def what_if(
     log_path: Path,
     names: tuple[str, ...],

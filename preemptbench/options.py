@@ -21,6 +21,9 @@ runs_option = click.option(
 )
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
 allow_mismatch_option = click.option(
     "--allow-mismatch",
     is_flag=True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contracts.policy import FloatArray, IntArray
+from contracts.text_table import aligned
 from traces.runlog import BoolArray, RunLog
 
 
@@ -116,16 +117,7 @@ _HEADER = (
 
 def format_summaries(rows: Sequence[LengthSummary]) -> str:
     """Return the summaries as a text table; shares in per cent."""
-    cells = [_HEADER, *(_cells(row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADER))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join(lines)
+    return aligned([_HEADER, *(_cells(row) for row in rows)], left=range(2))
 
 
 def _cells(row: LengthSummary) -> tuple[str, ...]:

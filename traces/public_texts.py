@@ -103,9 +103,5 @@ def _imported(rows: list[dict[str, Any]], max_repeats: int) -> list[DecodeRun]:
     return [
         with_text_progress(run, STRIDE, chars)
         for run, chars in zip(runs, thinking, strict=True)
-        if _has_known_length(run) and run.repeat < max_repeats and run.output_tokens >= 2
+        if run.has_known_length and run.repeat < max_repeats and run.output_tokens >= 2
     ]
-
-
-def _has_known_length(run: DecodeRun) -> bool:
-    return run.event_observed is True or run.output_tokens >= run.max_new_tokens

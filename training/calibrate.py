@@ -15,7 +15,7 @@ import numpy as np
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.runs import DecodeRun
-from contracts.signals import DistributionalSignal, RoutedSignal, signal_request
+from contracts.signals import DistributionalSignal, RoutedSignal, age_rows, signal_request
 from predictors.base import Predictor
 from predictors.calibrated import Calibrated
 from predictors.conformal import ConformalRows, fit_table
@@ -23,6 +23,7 @@ from predictors.cqr import CqrRows
 from predictors.registry import FamilySettings
 from training.crossfit import crossfit
 from training.evaluate import assert_unseen
+from training.recipe import fit_noted
 from training.rows import training_set
 
 STRIDE = 8
@@ -127,7 +128,7 @@ def fit_calibrated(
     num_threads: int = 1,
 ) -> Calibrated:
     """Fit on all ``runs`` and calibrate across them; deterministic in its arguments."""
-    predictor = settings.fit(training_set(runs), seed=seed, num_threads=num_threads)
+    predictor = fit_noted(settings, training_set(runs), seed=seed, num_threads=num_threads)
     return cross_calibrate(
         predictor, runs, settings, num_folds=num_folds, seed=seed, num_threads=num_threads
     )
@@ -138,14 +139,9 @@ def _life_rows(
 ) -> tuple[IntArray, IntArray, FloatArray, np.ndarray]:
     """Return (run, age, tokens left, whether that is the served length), each (n,)."""
     lengths = np.array([run.output_tokens for run in runs], dtype=np.int64)
-    ended = np.array(
-        [run.event_observed is True or run.output_tokens >= run.max_new_tokens for run in runs],
-        dtype=bool,
-    )
-    counts = -(-lengths // stride)
-    owner = np.repeat(np.arange(len(runs)), counts)
-    ages = (np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]) * stride
-    return owner, ages, (lengths[owner] - ages).astype(np.float64), ended[owner]
+    known = np.array([run.has_known_length for run in runs], dtype=bool)
+    _, owner, ages = age_rows(lengths, stride)
+    return owner, ages, (lengths[owner] - ages).astype(np.float64), known[owner]
 
 
 def _taken(rows: ConformalRows, chosen: IntArray) -> ConformalRows:

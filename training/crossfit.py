@@ -12,6 +12,7 @@ from predictors.base import Predictor
 from predictors.registry import FamilySettings, find_family
 from traces.split import crossfit_folds
 from training.evaluate import assert_unseen
+from training.recipe import fit_noted
 from training.rows import training_set
 
 
@@ -36,7 +37,7 @@ def crossfit(
     signals: list[Predictor] = []
     for fold in range(num_folds):
         outside = [run for run in runs if fold_of[run.prompt_id] != fold]
-        predictor = chosen.fit(training_set(outside), seed=seed, num_threads=num_threads)
+        predictor = fit_noted(chosen, training_set(outside), seed=seed, num_threads=num_threads)
         assert_unseen(predictor, (run for run in runs if fold_of[run.prompt_id] == fold))
         signals.append(predictor)
         if on_fold is not None:

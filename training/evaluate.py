@@ -120,7 +120,7 @@ def evaluate(
     Runs of unknown served length (aborted, failed) are left out for every signal alike. Raises
     LeakageError when a predictor among ``signals`` was trained on one of the prompts.
     """
-    scored = [run for run in runs if has_known_length(run)]
+    scored = [run for run in runs if run.has_known_length]
     for signal in signals:
         if isinstance(signal, Predictor):
             assert_unseen(signal, scored)
@@ -128,8 +128,3 @@ def evaluate(
     return score_floors(rows) + [
         score_signal(signal, rows) for signal in (*signals, *extra_signals)
     ]
-
-
-def has_known_length(run: DecodeRun) -> bool:
-    """Say whether the served length of a run is known: it ended, or it reached its cap."""
-    return run.event_observed is True or run.output_tokens >= run.max_new_tokens

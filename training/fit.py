@@ -28,7 +28,7 @@ from training.calibrate import calibrate_folds, cross_calibrate
 from training.crossfit import crossfit, save_crossfit
 from training.evaluate import LeaveOneOut, evaluate, has_repeats
 from training.options import train_options
-from training.recipe import Recipe, default_recipe, read_recipe
+from training.recipe import Recipe, default_recipe, fit_noted, read_recipe
 from training.rows import read_run_log, training_set, without_oracle
 
 
@@ -53,7 +53,7 @@ def fit_recipe(
         train, test = list(split.train), list(split.test)
     say(f"fitting {recipe.family} on {len(train)} runs, {len(test)} held out by prompt")
     rows = training_set(train)
-    predictor = recipe.settings.fit(rows, seed=recipe.seed, num_threads=recipe.num_threads)
+    predictor = fit_noted(recipe.settings, rows, seed=recipe.seed, num_threads=recipe.num_threads)
     plain = predictor
     if recipe.calibration_folds:
         say(f"calibrating across {recipe.calibration_folds} folds of the training prompts")

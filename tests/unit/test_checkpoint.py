@@ -10,24 +10,27 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from contracts.errors import CheckpointError, MissingDependency, UnknownName
+from contracts.errors import CheckpointError, InvalidInput, MissingDependency, UnknownName
 from contracts.signals import signal_request
 from predictors.age_km import AgeKm
 from predictors.base import Predictor
 from predictors.checkpoint import CONFIG_FILE, TENSOR_FILE, push_to_hub
 from predictors.features import FEATURE_NAMES
 from predictors.gbm_hazard import GbmHazard
+from predictors.log_t import LogTSettings
 from predictors.registry import FAMILIES, load_predictor
+from predictors.torch_loop import LoopSettings
 from tests.hidden_runs import with_hidden
 from tests.quick_families import QUICK
 from tests.synthetic_runs import synthetic_runs
+from training.recipe import fit_noted, recipe_of
 from training.rows import training_set
 
 RUNS = with_hidden(synthetic_runs(num_prompts=30))
 
 
 def _fit(family: str) -> Predictor:
-    return QUICK[family].fit(training_set(RUNS))
+    return fit_noted(QUICK[family], training_set(RUNS))
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -61,6 +64,34 @@ def test_saving_again_writes_the_same_bytes(saved, tmp_path: Path) -> None:  # t
     )
     for file in folder.iterdir():
         assert (tmp_path / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_it_says_what_it_was_fitted_with(saved) -> None:  # type: ignore[no-untyped-def]
+    predictor, folder = saved
+    recipe = recipe_of(load_predictor(folder))
+    assert (recipe.family, recipe.settings) == (predictor.family, QUICK[predictor.family])
+    predictor = QUICK["age-km"].fit(training_set(RUNS[:6]))
+    with pytest.raises(InvalidInput, match="does not say which settings"):
+        recipe_of(predictor)
+
+
+def test_neither_paths_nor_trackers_travel(tmp_path: Path) -> None:
+    """A checkpoint names no folder of the machine it was made on, and a stranger's none of ours."""
+    loop = LoopSettings(num_epochs=2, state_dir=str(tmp_path / "state"))
+    fit_noted(LogTSettings(num_landmarks=2, loop=loop), training_set(RUNS)).save_pretrained(
+        tmp_path / "ck"
+    )
+    config = json.loads((tmp_path / "ck" / CONFIG_FILE).read_text())
+    noted = config["fitted_with"]
+    assert noted["settings"]["loop"]["num_epochs"] == 2 and "state" not in str(noted)
+    noted["settings"]["loop"] |= {"state_dir": "/elsewhere", "tracker": "wandb"}
+    _resign(tmp_path / "ck", fitted_with=noted)
+    settings = recipe_of(load_predictor(tmp_path / "ck")).settings
+    assert settings == LogTSettings(num_landmarks=2, loop=LoopSettings(num_epochs=2))
+    noted["settings"]["hiden"] = [3]
+    _resign(tmp_path / "ck", fitted_with=noted)
+    with pytest.raises(UnknownName, match="did you mean 'hidden'"):
+        recipe_of(load_predictor(tmp_path / "ck"))
 
 
 def test_the_config_says_what_it_must(saved) -> None:  # type: ignore[no-untyped-def]
@@ -153,6 +184,7 @@ def test_even_white_space_in_the_config_counts(folder: Path) -> None:
         ({"settings": []}, "settings must be an object"),
         ({"training": {"run_ids": "x"}}, "must be a list"),
         ({"family": 7}, "must be a str"),
+        ({"fitted_with": [1]}, "fitted_with is"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(

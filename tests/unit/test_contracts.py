@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,9 @@ from contracts.errors import ConformanceError, InvalidInput, unknown_name
 from contracts.policy import Policy, RunningView, from_rows, views_from_rows
 from contracts.progress import REPETITION_NGRAM, REPETITION_WINDOW_TOKENS, ProgressTracker
 from contracts.randomness import keyed_generator, keyed_uniform
-from contracts.signals import SignalRequest, build_grid, signal_request
+from contracts.runs import by_request
+from contracts.settings import require, require_at_least
+from contracts.signals import SignalRequest, age_rows, build_grid, signal_request
 from tests.synthetic_runs import synthetic_runs
 
 RUNS = synthetic_runs(num_prompts=10, repeats=2, seed=5)
@@ -193,3 +195,44 @@ def test_a_request_says_nothing_of_how_its_run_ended() -> None:
     for name in SignalRequest.__slots__:
         if name not in ("progress", "text"):  # tracks: read up to an age, by their own tests
             assert getattr(signal_request(run), name) == getattr(signal_request(other), name)
+
+
+def test_repeats_by_request_lose_no_run_and_keep_their_order() -> None:
+    groups = by_request(RUNS)
+    assert list(groups) == list(dict.fromkeys(run.request_key for run in RUNS))
+    assert all([run.repeat for run in group] == [0, 1] for group in groups.values())
+    assert {run.run_id for group in groups.values() for run in group} == {r.run_id for r in RUNS}
+    assert by_request([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ended", "known"),
+    [(9, True, True), (9, False, False), (9, None, False), (10, False, True), (10, None, True)],
+)
+def test_a_served_length_is_known_at_the_end_or_at_the_cap(
+    tokens: int, ended: bool | None, known: bool
+) -> None:
+    run = replace(RUNS[0], output_tokens=tokens, max_new_tokens=10, event_observed=ended)
+    assert run.has_known_length is known
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 9))
+def test_age_rows_are_every_stride_below_the_length(lengths: list[int], stride: int) -> None:
+    offsets, owner, ages = age_rows(np.array(lengths), stride)
+    expected = [(i, age) for i, n in enumerate(lengths) for age in range(0, n, stride)]
+    assert list(zip(owner.tolist(), ages.tolist(), strict=True)) == expected
+    assert offsets.tolist() == [sum(i < j for i, _ in expected) for j in range(len(lengths) + 1)]
+
+
+def test_the_first_rule_that_fails_is_said() -> None:
+    @dataclass
+    class Knobs:
+        size: int = 3
+        name: str = "x"
+
+    require_at_least(Knobs(), size=3)
+    require(Knobs(), ("size", True, "odd"))
+    with pytest.raises(InvalidInput, match="size is 3: it must be at least 4"):
+        require_at_least(Knobs(), size=4)
+    with pytest.raises(InvalidInput, match="name is 'x': it must be longer"):
+        require(Knobs(), ("size", True, "odd"), ("name", False, "longer"), ("size", False, "even"))

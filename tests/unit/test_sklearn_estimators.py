@@ -1,4 +1,4 @@
-"""The scikit-learn estimator: its conventions, the recipe's answers, censoring, bad input."""
+"""The scikit-learn estimators: their conventions, the recipe's answers, censoring, bad input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 
 from contracts.errors import InvalidInput
 from predictors.boosting import BoostingSettings
-from predictors.features import feature_matrix
+from predictors.countdown import LEVELS, CountdownSettings
+from predictors.features import PROMPT_FEATURES, feature_columns, feature_matrix
 from predictors.gbm_hazard import GbmHazardSettings, landmarks
 from tests.synthetic_runs import synthetic_runs
 from training.rows import training_set
@@ -16,6 +17,8 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra 'tra
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
+from predictors.boosted_regressor import BoostedRegressor
+from predictors.countdown_regressor import CountdownRegressor
 from predictors.hazard_regressor import HazardRegressor
 
 RNG = np.random.default_rng(0)
@@ -24,14 +27,15 @@ Y = np.exp(3.0 + X[:, 0] + 0.3 * RNG.normal(size=3000))
 FEW = HazardRegressor(num_bins=30, num_trees=120, min_rows_per_leaf=10, feature_share=1.0)
 
 
-def test_every_check_of_scikit_learn_passes() -> None:
-    found = check_estimator(HazardRegressor(), on_skip=None)
+@pytest.mark.parametrize("estimator", [HazardRegressor(), CountdownRegressor()], ids=str)
+def test_every_check_of_scikit_learn_passes(estimator: BoostedRegressor) -> None:
+    found = check_estimator(estimator, on_skip=None)
     not_passed = {check["check_name"] for check in found if check["status"] != "passed"}
     assert len(found) > 40
     assert not_passed <= {"check_array_api_input"}  # asks for an environment variable of scipy
 
 
-def test_it_is_the_recipes_model() -> None:
+def test_the_hazard_is_the_recipes_model() -> None:
     training = training_set(synthetic_runs(num_prompts=30))
     boosting = BoostingSettings(num_trees=20)
     fitted = GbmHazardSettings(boosting=boosting).fit(training, seed=3)
@@ -49,6 +53,44 @@ def test_it_is_the_recipes_model() -> None:
     np.testing.assert_allclose(
         regressor.predict_survival(known), fitted.survival_of(known), rtol=0, atol=1e-12
     )
+
+
+def test_the_countdown_is_the_recipes_model() -> None:
+    runs = synthetic_runs(num_prompts=60, repeats=1)
+    training = training_set(runs)
+    fitted = CountdownSettings(boosting=BoostingSettings(num_trees=20, min_rows_per_leaf=5)).fit(
+        training, seed=3
+    )
+    known = feature_matrix(training.requests, np.zeros(len(runs), dtype=np.int64))
+    known = known[:, feature_columns(PROMPT_FEATURES)]
+    table = np.column_stack([known, training.output_tokens])
+    assert len(np.unique(table, axis=0)) == len(runs)  # the estimator would merge equal rows
+    regressor = CountdownRegressor(
+        num_trees=20, num_leaves=15, min_rows_per_leaf=5, random_state=3
+    ).fit(known, training.output_tokens)
+    totals = fitted.totals(training.requests)
+    assert len(np.unique(totals[:, 2])) > 5
+    for column, level in enumerate(LEVELS):
+        np.testing.assert_allclose(
+            np.clip(regressor.predict_quantile(known, level), 1.0, fitted.edges[-1]),
+            totals[:, column],
+            rtol=1e-12,
+        )
+
+
+def test_quantiles_of_a_total_hold_and_a_cap_moves_none_below_it() -> None:
+    new = RNG.normal(size=(2000, 2))
+    ends = np.exp(3.0 + new[:, 0] + 0.3 * RNG.normal(size=2000))
+    fitted = CountdownRegressor(feature_share=1.0).fit(X, Y)
+    for level in (0.1, 0.375, 0.5, 0.9):
+        held = np.mean(ends <= fitted.predict_quantile(new, level))
+        assert held == pytest.approx(level, abs=0.04)
+    capped = CountdownRegressor(feature_share=1.0).fit(X, np.minimum(Y, 40.0))
+    low = np.exp(3.0 + new[:, 0]) < 25.0
+    ratio = capped.predict(new[low]) / fitted.predict(new[low])
+    assert np.abs(np.log(ratio)).mean() < 0.03
+    with pytest.raises(InvalidInput, match=r"quantile level is 0.95: countdown learns 0.1 to 0.9"):
+        fitted.predict_quantile(X, 0.95)
 
 
 def test_the_median_and_quantiles_are_those_of_the_law() -> None:
