@@ -28,6 +28,7 @@ from eval.outcomes import score_breach
 from eval.service import score_service
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
+from eval.task_trail import at_place
 from oracles.empirical import SAMPLED_LABEL
 from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult, StepLog, simulate
@@ -343,7 +344,8 @@ def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
     records: list[tuple[Cell, tuple[RequestRecord, ...]]] = []
     for pressure in config.pressures:
         for policy, signal in config.crossings():
-            cell, result = run_cell(config, inputs, pressure, policy, signal.name, seed)
+            with at_place(f"pressure {pressure.name}, policy {policy}, signal {signal.name}"):
+                cell, result = run_cell(config, inputs, pressure, policy, signal.name, seed)
             cells.append(cell)
             records.append((cell, result.records))
     write_task(path, cells, records)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from contracts.conformance import check_policy
-from contracts.errors import ConformanceError, InvalidInput, PreemptBenchError
+from contracts.errors import ConformanceError, InvalidInput, PolicyRaised, PreemptBenchError
 from contracts.policy import FloatArray, Policy, RunningViews
 from eval.task_limits import TaskLimits, TaskStopped, run_limited
 from serving_sim.policies import get_policy, load_policy
@@ -43,7 +43,7 @@ def _check(name: str) -> None:
 def find_policy(name: str) -> Policy:
     """Return a built-in policy, or the user's own for ``path/to/file.py:function``.
 
-    What the user's file prints goes to stderr; what it raises becomes one ConformanceError.
+    What the user's file prints goes to stderr; what it raises becomes one PolicyRaised.
     """
     file = policy_file(name)
     if file is None:
@@ -72,7 +72,7 @@ def _load(name: str, mtime_ns: int) -> Policy:  # noqa: ARG001 - a changed file 
             raise
         except Exception as error:
             line = traceback.extract_tb(error.__traceback__)[-1].lineno
-            raise ConformanceError(
+            raise PolicyRaised(
                 f"policy {name!r} raised {type(error).__name__} near line {line}: {error}; it must "
                 "return one float for every running request"
             ) from error
