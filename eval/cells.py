@@ -81,11 +81,10 @@ def write_task(
     write_cells(path, cells, {_RECORDS_SHA256: _sha256(beside)})
 
 
-def set_aside_damaged(path: Path) -> str | None:
-    """Move a task's files into ``quarantine/`` when they do not read or are not what was written.
+def damage_of(path: Path) -> str | None:
+    """Say how a task's files are damaged; None when they are whole, or there is no such task.
 
-    Checked: the cells' pages (checksums) and columns, and the hash of the records beside. Returns a
-    line that names the damage, None when there is none (or no such task).
+    Checked: the cells' pages (checksums) and columns, and the hash of the records beside.
     """
     if not path.exists():
         return None
@@ -95,13 +94,20 @@ def set_aside_damaged(path: Path) -> str | None:
         beside = _records_beside(path)
         metadata: dict[bytes, bytes] = table.schema.metadata or {}
         if not beside.exists():
-            damage = "its records are missing"
-        elif metadata.get(_RECORDS_SHA256) != _sha256(beside):
-            damage = "its records have another hash than when they were written"
-        else:
-            return None
+            return "its records are missing"
+        if metadata.get(_RECORDS_SHA256) != _sha256(beside):
+            return "its records have another hash than when they were written"
     except _DAMAGE as error:
-        damage = f"it does not read: {str(error).splitlines()[0]}"
+        return f"it does not read: {str(error).splitlines()[0]}"
+    return None
+
+
+def set_aside_damaged(path: Path) -> str | None:
+    """Move a damaged task's files (:func:`damage_of`) into ``quarantine/`` and return a line that
+    names the damage; None when there is none."""
+    damage = damage_of(path)
+    if damage is None:
+        return None
     moved = set_aside(path)
     if _records_beside(path).exists():
         set_aside(_records_beside(path))

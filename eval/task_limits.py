@@ -89,35 +89,37 @@ def run_limited(call: Callable[..., object], args: Sequence[Any], limits: TaskLi
         command = [sys.executable, "-m", "eval.task_limits", str(handle)]
         process = subprocess.Popen(command, stdin=task, stdout=answer, env=env, pass_fds=(handle,))
         try:
-            try:
-                _watch(process, limits)
-            except TaskStopped:
-                ask_frames(process, handle)
-                raise
-            finally:
-                process.kill()
-                process.wait()
+            _watch(process, limits, handle)
             _raise_answer(answer, process.returncode)
         except TaskStopped as stopped:
             place, stopped.frames = read_trail(handle)
             if place:
                 stopped.add_note(place)
             raise
+        finally:
+            process.kill()
+            process.wait()
 
 
-def _watch(process: subprocess.Popen[bytes], limits: TaskLimits) -> None:
+def _watch(process: subprocess.Popen[bytes], limits: TaskLimits, trail: int) -> None:
     began_s = time.monotonic()
     while process.poll() is None:
-        elapsed_s = time.monotonic() - began_s
-        if limits.timeout_s is not None and elapsed_s > limits.timeout_s:
-            raise TaskStopped("timeout", f"it ran longer than {limits.timeout_s:g} s")
-        held = resident_bytes(process.pid) if limits.memory_bytes is not None else 0
-        if limits.memory_bytes is not None and held > limits.memory_bytes:
-            raise TaskStopped(
-                "memory", f"it held {held / 1e9:.2f} GB, over {limits.memory_bytes / 1e9:g} GB"
-            )
+        passed = _limit_passed(process.pid, time.monotonic() - began_s, limits)
+        if passed is not None:
+            ask_frames(process, trail)
+            raise passed
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)
+
+
+def _limit_passed(pid: int, elapsed_s: float, limits: TaskLimits) -> TaskStopped | None:
+    if limits.timeout_s is not None and elapsed_s > limits.timeout_s:
+        return TaskStopped("timeout", f"it ran longer than {limits.timeout_s:g} s")
+    if limits.memory_bytes is not None and (held := resident_bytes(pid)) > limits.memory_bytes:
+        return TaskStopped(
+            "memory", f"it held {held / 1e9:.2f} GB, over {limits.memory_bytes / 1e9:g} GB"
+        )
+    return None
 
 
 def resident_bytes(pid: int) -> int:

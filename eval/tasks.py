@@ -16,7 +16,7 @@ import numpy as np
 
 from contracts.errors import NoProgressError, PolicyRaised, PreemptBenchError
 from contracts.files import atomic_write_text
-from eval.cells import quarantine_of, set_aside, set_aside_damaged
+from eval.cells import damage_of, quarantine_of, set_aside, set_aside_damaged
 from eval.matrix import MatrixConfig, run_seed, task_path
 from eval.task_limits import (
     NO_LIMITS,
@@ -136,29 +136,35 @@ def stored_failure(path: Path) -> Failure | None:
 @dataclass(frozen=True, slots=True)
 class TaskCounts:
     """How many tasks are done, failed and missing, how many files were set aside, and the seconds
-    that the missing ones take at the pace of the stored ones (NaN with fewer than two)."""
+    that the missing ones take at the pace of the stored ones (NaN with fewer than two). A task
+    whose files are damaged is missing, since a start runs it again; ``damaged`` says how many."""
 
     done: int
     failed: int
     missing: int
     quarantined: int
     left_s: float
+    damaged: int = 0
 
     def __str__(self) -> str:
         left = f", about {self.left_s:.0f} s left" if self.missing and self.left_s >= 0 else ""
+        damaged = f" ({self.damaged} damaged)" if self.damaged else ""
         return (
-            f"{self.done} of {self.done + self.failed + self.missing} seeds done, "
-            f"{self.failed} failed, {self.missing} missing, {self.quarantined} quarantined{left}"
+            f"{self.done} of {self.done + self.failed + self.missing} seeds done, {self.failed} "
+            f"failed, {self.missing} missing{damaged}, {self.quarantined} quarantined{left}"
         )
 
 
 def count_tasks(paths: Sequence[Path]) -> TaskCounts:
-    """Count the tasks that write ``paths``, all of one folder. The pace is the median time between
-    one stored task and the next, so that a pause does not count."""
-    done = [path for path in paths if path.exists()]
-    failed = sum(stored_failure(path) is not None for path in paths if not path.exists())
+    """Count the tasks that write ``paths``, all of one folder; damaged ones stay where they are.
+    The pace is the median time between one stored task and the next, so that a pause does not
+    count."""
+    stored = [path for path in paths if path.exists()]
+    done = [path for path in stored if damage_of(path) is None]
+    failed = sum(stored_failure(path) is not None for path in paths if path not in stored)
     missing = len(paths) - len(done) - failed
     times_s = sorted(path.stat().st_mtime for path in done)
     pace_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else float("nan")
     aside = sum(1 for _ in quarantine_of(paths[0]).glob("*")) if paths else 0
-    return TaskCounts(len(done), failed, missing, aside, missing * pace_s)
+    damaged = len(stored) - len(done)
+    return TaskCounts(len(done), failed, missing, aside, missing * pace_s, damaged)

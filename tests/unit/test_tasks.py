@@ -204,12 +204,16 @@ def test_a_damaged_task_is_set_aside_and_run_again(damage: str, tmp_path: Path) 
         records.write_bytes(good[1][:-20])
     else:
         records.unlink()
+    (row,) = study_status(config, [source], tmp_path / "out")
+    assert (row.seeds_done, row.counts.missing, row.counts.damaged) == (1, 1, 1)
+    assert "1 of 2 seeds done, 0 failed, 1 missing (1 damaged), 0 quarantined" in str(row)
     notes: list[str] = []
     again = run_study(config, [source], tmp_path / "out", num_jobs=1, on_note=notes.append)
     assert len(notes) == 1 and str(cells) in notes[0] and "quarantine" in notes[0]
     assert (cells.read_bytes(), records.read_bytes()) == good
     assert again.sources[0].cells == whole.sources[0].cells
     (row,) = study_status(config, [source], tmp_path / "out")
+    assert (row.counts.done, row.counts.damaged) == (2, 0)
     assert row.counts.quarantined == (1 if damage == "no records" else 2)
 
 
