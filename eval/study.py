@@ -36,7 +36,14 @@ from eval.matrix import (
 )
 from eval.signal_sources import NO_SIGNAL, SignalSource
 from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, run_limited
-from eval.tasks import Failure, TaskCounts, TaskOutcome, count_tasks, run_task
+from eval.tasks import (
+    Failure,
+    TaskCounts,
+    TaskOutcome,
+    clear_leftovers,
+    count_tasks,
+    run_task,
+)
 from eval.verdicts import default_margin
 from serving_sim.config import EngineConfig
 from serving_sim.profile import single_stream_s
@@ -206,7 +213,7 @@ def run_study(
     if not sources:
         raise InvalidInput("a study needs at least one source of lengths")
     folders = [source_folder(source, out_dir) for source in sources]
-
+    clear_leftovers(out_dir, folders)
     pairs = list(zip(sources, folders, strict=True))
     through("pilots", run_pilot, [(config, *pair, limits) for pair in pairs], num_jobs, on_task)
     pilots = [find_pilot(config, *pair) for pair in pairs]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from contracts.errors import NoProgressError, PolicyRaised, PreemptBenchError
-from contracts.files import atomic_write_text
+from contracts.files import atomic_write_text, remove_leftovers
 from eval.cells import damage_of, quarantine_of, set_aside, set_aside_damaged
 from eval.matrix import MatrixConfig, run_seed, task_path
 from eval.task_limits import (
@@ -114,6 +114,13 @@ def _failure(error: Exception, task: str, seed: int, seconds: float, where: str)
         where=where,
         cell=place_of(error),
     )
+
+
+def clear_leftovers(out_dir: Path, folders: Sequence[Path]) -> None:
+    """Remove what a killed start left half written in ``out_dir`` and in the task ``folders``."""
+    own = [out_dir / part for part in ("", "inputs", "tables", "quality", "timelines")]
+    of_tasks = [f / part for f in folders for part in ("", "cells", "records", "failed")]
+    remove_leftovers([*own, *of_tasks], before_s=time.time())
 
 
 def failure_path(path: Path) -> Path:
