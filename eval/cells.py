@@ -29,7 +29,8 @@ _SERVICE_FIELDS = tuple(field.name for field in fields(ServiceScore))
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One engine run: what was combined, what it scored, and what it cost. ``breach_by_class`` has
-    a share for each deadline class, in the order of the matrix; empty without classes."""
+    a share for each deadline class, in the order of the matrix; empty without classes.
+    ``accepted_digest`` names the set of requests that the score is of."""
 
     pressure: str
     num_blocks: int
@@ -37,6 +38,7 @@ class Cell:
     signal: str
     seed: int
     score: BreachScore
+    accepted_digest: str
     service: ServiceScore
     preemptions_per_1000: float
     recompute_tax: float
@@ -50,6 +52,12 @@ class Cell:
     num_steps: int
     end_s: float
     drained: bool
+
+
+def same_cohort(cells: Sequence[Cell], baseline: Sequence[Cell]) -> bool:
+    """Say whether two rules accepted the same requests in every seed; ``cells`` and ``baseline``
+    are in one order of seeds. The breaches of different requests do not compare."""
+    return [c.accepted_digest for c in cells] == [c.accepted_digest for c in baseline]
 
 
 def write_task(

@@ -24,7 +24,7 @@ from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_r
 from eval.cells import Cell, read_cells, set_aside_damaged, write_task
 from eval.mismatch import TRAINED_ON
 from eval.named_policies import find_policy
-from eval.outcomes import score_breach
+from eval.outcomes import accepted_digest, score_breach
 from eval.service import score_service
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
@@ -277,6 +277,7 @@ def run_cell(
         signal=_labelled(signal_name, inputs.grids[signal_name]),
         seed=seed,
         score=score_breach(tagged, deadline_s),
+        accepted_digest=accepted_digest(tagged),
         service=score_service(tagged, deadline_s, config.watched_s),
         breach_by_class=_breach_by_class(tagged, config.deadline_classes),
         preemptions_per_1000=1000 * preemptions / len(tagged),
