@@ -134,6 +134,14 @@ def test_the_verb_prints_and_keeps_one_table(done: tuple[SweepResult, Path]) -> 
     assert {part["missing"] for part in json.loads(status.stdout)["parts"]} == {0}
 
 
+def test_the_example_is_a_sweep_with_grid_setting_and_source(tmp_path: Path) -> None:
+    config = read_sweep(Path(__file__).parents[2] / "examples" / "sweep.toml", tmp_path)
+    assert len(config.settings) == 4 + 2
+    assert config.settings[4].engine.sglang is not None
+    assert config.settings[5].engine.offload is not None
+    assert config.sources[0].runs.is_file()
+
+
 def test_a_rule_that_accepted_other_requests_has_no_difference(
     done: tuple[SweepResult, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
