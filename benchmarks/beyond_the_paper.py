@@ -30,7 +30,8 @@ from benchmarks.beyond_report import (
 )
 from eval.cells import Cell, read_cells
 from eval.hindsight import BASES, search
-from eval.matrix import MatrixConfig, prepare_seed, run_seed, source_runs
+from eval.matrix import prepare_seed, run_seed, source_runs
+from eval.matrix_config import MatrixConfig
 from eval.replay import ReplayCase
 from eval.study import Source, StudyConfig, find_pilot, matrix_of, source_folder
 from preemptbench.study_presets import PAPER, drawn_sources

@@ -24,8 +24,6 @@ from contracts.files import atomic_write_text
 from contracts.runs import DecodeRun
 from eval.cells import Cell, read_cells
 from eval.matrix import (
-    MatrixConfig,
-    Pressure,
     SeedInputs,
     offered_kv_load,
     prepare_seed,
@@ -34,16 +32,10 @@ from eval.matrix import (
     task_key,
     task_path,
 )
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.signal_sources import NO_SIGNAL, SignalSource
 from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, run_limited
-from eval.tasks import (
-    Failure,
-    TaskCounts,
-    TaskOutcome,
-    clear_leftovers,
-    count_tasks,
-    run_task,
-)
+from eval.tasks import Failure, TaskCounts, TaskOutcome, clear_leftovers, count_tasks, run_task
 from eval.verdicts import default_margin
 from serving_sim.config import EngineConfig
 from serving_sim.profile import single_stream_s

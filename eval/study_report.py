@@ -12,7 +12,7 @@ from pathlib import Path
 
 from contracts.errors import PreemptBenchError
 from contracts.files import atomic_write_text
-from eval.matrix import Pressure
+from eval.matrix_config import Pressure
 from eval.one_cell import OneCell, run_one_cell
 from eval.report import Section, contents, figure, paragraph, write_report
 from eval.stored import StoredStudy, load_study, store_study

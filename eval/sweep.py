@@ -16,7 +16,8 @@ import numpy as np
 from contracts.errors import InvalidInput
 from eval.cells import Cell, read_cells, same_cohort
 from eval.intervals import Interval, bootstrap_t_interval
-from eval.matrix import MatrixConfig, Pressure, task_path
+from eval.matrix import task_path
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.multiplicity import max_t
 from eval.signal_sources import NO_SIGNAL
 from eval.study import (

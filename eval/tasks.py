@@ -17,14 +17,9 @@ import numpy as np
 from contracts.errors import NoProgressError, PolicyRaised, PreemptBenchError
 from contracts.files import atomic_write_text, remove_leftovers
 from eval.cells import damage_of, quarantine_of, set_aside, set_aside_damaged
-from eval.matrix import MatrixConfig, run_seed, task_path
-from eval.task_limits import (
-    NO_LIMITS,
-    TaskLimits,
-    TaskStopped,
-    innermost_traceback,
-    run_limited,
-)
+from eval.matrix import run_seed, task_path
+from eval.matrix_config import MatrixConfig
+from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, innermost_traceback, run_limited
 from eval.task_trail import place_of
 
 _TAIL_LINES = 12

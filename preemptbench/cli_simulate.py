@@ -31,7 +31,7 @@ from preemptbench.timelines import (
 
 if TYPE_CHECKING:
     from contracts.policy import Policy
-    from eval.matrix import MatrixConfig
+    from eval.matrix_config import MatrixConfig
     from eval.one_cell import OneCell
     from serving_sim.config import EngineConfig, LoadRule, OffloadSettings
     from serving_sim.engine import SimResult
@@ -191,7 +191,8 @@ def simulate(
         raise click.UsageError("--decisions needs --workload: a matrix is thousands of runs.")
     if not policies:
         raise click.UsageError("Give at least one --policy, or --workload FILE.")
-    from eval.matrix import Pressure, run_matrix
+    from eval.matrix import run_matrix
+    from eval.matrix_config import Pressure
     from eval.named_policies import checked_policy
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise

@@ -18,7 +18,8 @@ from contracts.errors import InvalidInput, LeakageError, UnknownName
 from contracts.runs import sha256_text
 from contracts.signals import build_grid, signal_request
 from eval.cells import read_cells
-from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_matrix, run_seed, task_key
+from eval.matrix import prepare_seed, run_matrix, run_seed, task_key
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.outcomes import accepted_digest
 from eval.signal_sources import SignalSource, load_signal, split_truth
 from eval.summary import format_table, summarise
