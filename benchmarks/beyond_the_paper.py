@@ -33,7 +33,8 @@ from eval.hindsight import BASES, search
 from eval.matrix import prepare_seed, run_seed, source_runs
 from eval.matrix_config import MatrixConfig
 from eval.replay import ReplayCase
-from eval.study import Source, StudyConfig, find_pilot, matrix_of, source_folder
+from eval.study_config import Source, StudyConfig, source_folder
+from eval.study_pilots import find_pilot, matrix_of
 from preemptbench.study_presets import PAPER, drawn_sources
 from serving_sim.config import EngineConfig, OffloadSettings, SglangSettings
 from serving_sim.fault_rates import FaultRate, FaultSource

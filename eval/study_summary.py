@@ -20,7 +20,8 @@ from eval.clusters import compact_letters, model_confidence_set, pairwise_p
 from eval.intervals import Interval, across_grid, bootstrap_t_interval, within_grid
 from eval.multiplicity import max_t
 from eval.signal_sources import NO_SIGNAL
-from eval.study import BASELINE, SourceResult, StudyResult
+from eval.study import SourceResult, StudyResult
+from eval.study_config import BASELINE
 from eval.verdicts import Verdict, judge
 
 Rule = tuple[str, str]  # policy, signal

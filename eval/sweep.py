@@ -20,18 +20,9 @@ from eval.matrix import task_path
 from eval.matrix_config import MatrixConfig, Pressure
 from eval.multiplicity import max_t
 from eval.signal_sources import NO_SIGNAL
-from eval.study import (
-    BASELINE,
-    Source,
-    StudyConfig,
-    failures_of,
-    find_pilot,
-    has_pilot,
-    matrix_of,
-    run_pilot,
-    source_folder,
-    through,
-)
+from eval.study import failures_of, through
+from eval.study_config import BASELINE, Source, StudyConfig, source_folder
+from eval.study_pilots import find_pilot, has_pilot, matrix_of, run_pilot
 from eval.tables import Column, Table
 from eval.task_limits import NO_LIMITS, TaskLimits
 from eval.tasks import Failure, TaskCounts, clear_leftovers, count_tasks, run_task

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
 from contracts.runs import DecodeRun
-from eval.study import Source, StudyConfig
+from eval.study_config import Source, StudyConfig
 from traces.importers import import_runs
 from traces.length_profiles import LengthLaw, draw_runs, length_laws
 from traces.public_families import CAP_TOKENS, COLLECTIONS, FAMILIES
@@ -190,7 +190,9 @@ def text_sources(config: StudyConfig, data: Path, out_dir: Path) -> list[Source]
 
 def _all_texts(data: Path) -> dict[str, list[DecodeRun]]:
     return {
-        name: read_source(data, name, REPEATS_OF_TEXTS if name in COLLECTIONS else REPEATS_ELSEWHERE)
+        name: read_source(
+            data, name, REPEATS_OF_TEXTS if name in COLLECTIONS else REPEATS_ELSEWHERE
+        )
         for name in TEXTS
     }
 

@@ -22,8 +22,9 @@ from eval.lives import lives_of, read_records
 from eval.report import Section, paragraph, write_report
 from eval.rescoring import rescore_lives
 from eval.stored import FILE, StoredStudy, load_study, store_study
-from eval.study import Source, SourceResult, StudyConfig, run_study
+from eval.study import SourceResult, run_study
 from eval.study_compare import compare_studies
+from eval.study_config import Source, StudyConfig
 from eval.study_numbers import StudyNumbers, overload_sentence, study_numbers, three_sentences
 from eval.study_quality import measure_qualities
 from eval.study_report import render_study, write_study_report

@@ -18,15 +18,10 @@ from click.testing import CliRunner
 from contracts.errors import ConformanceError, InvalidInput, LeakageError
 from eval.named_policies import checked_policy
 from eval.stored import load_study, store_study
-from eval.study import StudyResult, find_pilot, matrix_of, run_study, study_status
+from eval.study import StudyResult, run_study, study_status
+from eval.study_pilots import find_pilot, matrix_of
 from eval.study_summary import cell_tables, compare_cells, grid_rows
-from eval.task_limits import (
-    NO_LIMITS,
-    TaskLimits,
-    TaskStopped,
-    innermost_traceback,
-    run_limited,
-)
+from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, innermost_traceback, run_limited
 from eval.task_trail import at_place, place_of
 from eval.tasks import run_task, stored_failure
 from preemptbench.cli import cli
