@@ -23,6 +23,7 @@ from eval.report import Section, paragraph, write_report
 from eval.rescoring import rescore_lives
 from eval.stored import FILE, StoredStudy, load_study, store_study
 from eval.study import SourceResult, run_study
+from eval.study_cell_tables import breach_table
 from eval.study_compare import compare_studies
 from eval.study_config import Source, StudyConfig
 from eval.study_numbers import StudyNumbers, overload_sentence, study_numbers, three_sentences
@@ -30,7 +31,7 @@ from eval.study_quality import measure_qualities
 from eval.study_report import render_study, write_study_report
 from eval.study_rescoring import LIFO, legal_deadlines, rescore_study
 from eval.study_service import class_table, cost_table, service_table
-from eval.study_tables import all_tables, breach_table
+from eval.study_tables import all_tables
 from eval.tables import Column, Table, html_table, markdown_table, show, write_tables
 from preemptbench.cli import cli
 from preemptbench.cli_report import parse_deadlines
