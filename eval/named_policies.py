@@ -29,9 +29,11 @@ def checked_policy(name: str, limits: TaskLimits = CHECK_LIMITS) -> Policy:
     try:
         run_limited(_check, (name,), limits)
     except TaskStopped as stopped:
+        place = stopped.frames.partition("\n")[0].strip()
         raise ConformanceError(
-            f"the check of policy {name!r} was stopped: {stopped}; it scores some thousand small "
-            "running sets, which takes a second: look for a loop that does not end"
+            f"the check of policy {name!r} was stopped: {stopped}"
+            f"{f' ({place})' if place else ''}; it scores some thousand small running sets, "
+            "which takes a second: look for a loop that does not end"
         ) from None
     return find_policy(name)
 
