@@ -224,7 +224,9 @@ def answers_of(
     for index in range(num_folds):
         inside = fold == index
         outside = [run for run, out_ in zip(runs, inside, strict=True) if not out_]
-        training, everything = training_set(outside), training_set([*outside, *elsewhere])
+        unseen = {runs[i].prompt_sha256 for i in np.flatnonzero(inside).tolist()}
+        more = (run for run in elsewhere if run.prompt_sha256 not in unseen)  # some stand in two
+        training, everything = training_set(outside), training_set([*outside, *more])
         for label, settings in chosen.items():
             start = time.process_time()
             predictor = settings.fit(everything if label == _ALL else training, seed=seed)

@@ -24,6 +24,7 @@ from eval.matrix_config import MatrixConfig, Pressure
 from eval.mismatch import TRAINED_ON
 from eval.named_policies import find_policy
 from eval.outcomes import accepted_digest, score_breach
+from eval.parallel import through
 from eval.service import score_service
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
@@ -234,18 +235,14 @@ def run_matrix(
     Workers write their own results, so a crash loses unfinished seeds only. ``num_jobs`` is
     joblib's: -1 takes every core; a Dask or Ray cluster is reached through joblib's backends.
     """
-    from joblib import Parallel, delayed
+
+    def on_task(_: str, done: int, total: int) -> None:
+        if on_seed is not None:
+            on_seed(done, total)
 
     seeds = range(config.first_seed, config.first_seed + config.num_seeds)
-    workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
-    paths = workers(delayed(run_seed)(config, seed, out_dir) for seed in seeds)
-    done: list[Path] = []
-    if on_seed is not None:
-        on_seed(0, config.num_seeds)
-    for path in paths:
-        done.append(path)
-        if on_seed is not None:
-            on_seed(len(done), config.num_seeds)
+    calls = [(config, seed, out_dir) for seed in seeds]
+    done: list[Path] = through("seeds", run_seed, calls, num_jobs, on_task, warnings.warn)
     # a task holds its cells by pressure and crossing: one of each task, then the next of each
     tasks = sorted((read_cells(path) for path in done), key=lambda cells: cells[0].seed)
     return [cell for same in zip(*tasks, strict=True) for cell in same]

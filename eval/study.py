@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from contracts.errors import InvalidInput
 from eval.cells import Cell, read_cells
 from eval.matrix import task_path
 from eval.matrix_config import MatrixConfig
+from eval.parallel import through
 from eval.study_config import Source, StudyConfig, source_folder
 from eval.study_pilots import Pilot, find_pilot, has_pilot, matrix_of, run_pilot
 from eval.task_limits import NO_LIMITS, TaskLimits
@@ -84,16 +84,17 @@ def run_study(
 
     ``num_jobs`` is joblib's; other backends are chosen around the call (joblib.parallel_config).
     ``on_task`` hears the stage, how many of its tasks are done, and how many there are; ``on_note``
-    hears of files set aside. A task beyond its ``limits`` is recorded as failed and stays so
-    until ``retry_failed``. Raises InvalidInput when a pilot passes them or fewer than two
-    seeds are complete.
+    hears of files set aside and of what a task warned. A task beyond its ``limits`` is recorded as
+    failed and stays so until ``retry_failed``. Raises InvalidInput when a pilot passes them or
+    fewer than two seeds are complete.
     """
     if not sources:
         raise InvalidInput("a study needs at least one source of lengths")
     folders = [source_folder(source, out_dir) for source in sources]
     clear_leftovers(out_dir, folders)
     pairs = list(zip(sources, folders, strict=True))
-    through("pilots", run_pilot, [(config, *pair, limits) for pair in pairs], num_jobs, on_task)
+    pilot_tasks = [(config, *pair, limits) for pair in pairs]
+    through("pilots", run_pilot, pilot_tasks, num_jobs, on_task, on_note)
     pilots = [find_pilot(config, *pair) for pair in pairs]
     matrices = [matrix_of(config, *pair) for pair in zip(sources, pilots, strict=True)]
     tasks = [
@@ -101,7 +102,8 @@ def run_study(
         for seed in range(config.num_seeds)
         for matrix, folder, source in zip(matrices, folders, sources, strict=True)
     ]
-    failures = failures_of(through("seeds", run_task, tasks, num_jobs, on_task), on_note)
+    outcomes = through("seeds", run_task, tasks, num_jobs, on_task, on_note)
+    failures = failures_of(outcomes, on_note)
     study = StudyResult(config, [], _margin(config, pilots), failures)
     if len(study.seeds) < 2:
         raise InvalidInput(f"nothing can be compared. {study.missing_text()}")
@@ -111,28 +113,6 @@ def run_study(
         for source, matrix, pilot, folder in parts
     )
     return study
-
-
-def through(
-    stage: str,
-    call: Callable[..., Any],
-    tasks: Sequence[Sequence[Any]],
-    num_jobs: int,
-    on_task: Callable[[str, int, int], None],
-) -> list[Any]:
-    """Run ``call`` on the arguments of every task with joblib; return its answers in any order."""
-    from joblib import Parallel, delayed
-
-    try:
-        workers = Parallel(n_jobs=num_jobs, return_as="generator_unordered")
-    except ValueError:  # Ray's backend hands all answers over at the end
-        workers = Parallel(n_jobs=num_jobs)
-    on_task(stage, 0, len(tasks))
-    answers = []
-    for done, answer in enumerate(workers(delayed(call)(*task) for task in tasks), 1):
-        answers.append(answer)
-        on_task(stage, done, len(tasks))
-    return answers
 
 
 def failures_of(

@@ -19,8 +19,9 @@ from eval.intervals import Interval, bootstrap_t_interval
 from eval.matrix import task_path
 from eval.matrix_config import MatrixConfig, Pressure
 from eval.multiplicity import max_t
+from eval.parallel import through
 from eval.signal_sources import NO_SIGNAL
-from eval.study import failures_of, through
+from eval.study import failures_of
 from eval.study_config import BASELINE, Source, StudyConfig, source_folder
 from eval.study_pilots import find_pilot, has_pilot, matrix_of, run_pilot
 from eval.tables import Column, Table
@@ -143,14 +144,15 @@ def run_sweep(
     folders = [source_folder(source, out_dir) for source in config.sources]
     clear_leftovers(out_dir, folders)
     pilots = [(study, *pair, limits) for pair in zip(config.sources, folders, strict=True)]
-    through("pilots", run_pilot, pilots, num_jobs, on_task)
+    through("pilots", run_pilot, pilots, num_jobs, on_task, on_note)
     parts = sweep_parts(config, out_dir)
     tasks = [
         (part.matrix, seed, part.folder, limits, retry_failed, part.name)
         for seed in range(study.num_seeds)
         for part in parts
     ]
-    failures = failures_of(through("seeds", run_task, tasks, num_jobs, on_task), on_note)
+    outcomes = through("seeds", run_task, tasks, num_jobs, on_task, on_note)
+    failures = failures_of(outcomes, on_note)
     rows = [row for part in parts for row in _rows(part)]
     return SweepResult(config, tuple(rows), failures)
 

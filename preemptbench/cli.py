@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 
 import click
 
@@ -25,6 +26,7 @@ from preemptbench.cli_sweep import sweep
 from preemptbench.cli_train import score, train
 from preemptbench.cli_validate import validate
 from preemptbench.cli_what_if import what_if
+from preemptbench.task_options import say_warning
 
 _STOPPED = "terminated: what is finished is kept; the same command goes on"
 
@@ -49,6 +51,7 @@ def main() -> None:
     """Run the command line; an expected error is one message and exit status 2. SIGTERM ends as
     Ctrl-C does, with status 143: what is finished stays, and the same command goes on."""
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.showwarning = say_warning
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort as abort:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -64,5 +65,21 @@ def memory_bytes(memory_gb: float | None) -> int | None:
 
 
 def say(note: str) -> None:
-    """Show a note on stderr."""
-    click.echo(f"warning: {note}", err=True)
+    """Show a note on stderr, above a progress bar if there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(f"warning: {note}", file=sys.stderr)
+
+
+def say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show what the library warns of as one line (``warnings.showwarning``): where in our code it
+    stood is no help to a user."""
+    del category, filename, lineno, file, line
+    say(str(message))
