@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from eval.cells import Cell
-from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_cell
+from eval.matrix import prepare_seed, run_cell
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.statistics import paired_difference
 from preemptbench.demo import demo_matrix
 from serving_sim.config import OffloadSettings

@@ -30,9 +30,11 @@ from benchmarks.beyond_report import (
 )
 from eval.cells import Cell, read_cells
 from eval.hindsight import BASES, search
-from eval.matrix import MatrixConfig, prepare_seed, run_seed, source_runs
+from eval.matrix import prepare_seed, run_seed, source_runs
+from eval.matrix_config import MatrixConfig
 from eval.replay import ReplayCase
-from eval.study import Source, StudyConfig, find_pilot, matrix_of, source_folder
+from eval.study_config import Source, StudyConfig, source_folder
+from eval.study_pilots import find_pilot, matrix_of
 from preemptbench.study_presets import PAPER, drawn_sources
 from serving_sim.config import EngineConfig, OffloadSettings, SglangSettings
 from serving_sim.fault_rates import FaultRate, FaultSource

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.beyond_report import LIFO, Cells, difference, loads_of, mean_breach
 from benchmarks.beyond_the_paper import matrices, run_all, run_cells
 from eval.intervals import Interval
-from eval.matrix import MatrixConfig
+from eval.matrix_config import MatrixConfig
 from eval.running_sets import SetQuality, judge_signals
 from preemptbench.study_presets import PAPER, drawn_sources
 

@@ -38,6 +38,10 @@ class ConformanceError(PreemptBenchError):
     """A policy, predictor or oracle breaks its contract."""
 
 
+class PolicyRaised(ConformanceError):
+    """A policy of the user's own raised while it was asked; it may do so in one run only."""
+
+
 class CollectionStopped(PreemptBenchError):
     """A collection that cannot go on now (disk full, no memory, server away); what was finished is
     on disk, and the same command goes on."""

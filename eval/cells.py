@@ -29,7 +29,8 @@ _SERVICE_FIELDS = tuple(field.name for field in fields(ServiceScore))
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One engine run: what was combined, what it scored, and what it cost. ``breach_by_class`` has
-    a share for each deadline class, in the order of the matrix; empty without classes."""
+    a share for each deadline class, in the order of the matrix; empty without classes.
+    ``accepted_digest`` names the set of requests that the score is of."""
 
     pressure: str
     num_blocks: int
@@ -37,6 +38,7 @@ class Cell:
     signal: str
     seed: int
     score: BreachScore
+    accepted_digest: str
     service: ServiceScore
     preemptions_per_1000: float
     recompute_tax: float
@@ -50,6 +52,12 @@ class Cell:
     num_steps: int
     end_s: float
     drained: bool
+
+
+def same_cohort(cells: Sequence[Cell], baseline: Sequence[Cell]) -> bool:
+    """Say whether two rules accepted the same requests in every seed; ``cells`` and ``baseline``
+    are in one order of seeds. The breaches of different requests do not compare."""
+    return [c.accepted_digest for c in cells] == [c.accepted_digest for c in baseline]
 
 
 def write_task(
@@ -81,11 +89,10 @@ def write_task(
     write_cells(path, cells, {_RECORDS_SHA256: _sha256(beside)})
 
 
-def set_aside_damaged(path: Path) -> str | None:
-    """Move a task's files into ``quarantine/`` when they do not read or are not what was written.
+def damage_of(path: Path) -> str | None:
+    """Say how a task's files are damaged; None when they are whole, or there is no such task.
 
-    Checked: the cells' pages (checksums) and columns, and the hash of the records beside. Returns a
-    line that names the damage, None when there is none (or no such task).
+    Checked: the cells' pages (checksums) and columns, and the hash of the records beside.
     """
     if not path.exists():
         return None
@@ -95,13 +102,20 @@ def set_aside_damaged(path: Path) -> str | None:
         beside = _records_beside(path)
         metadata: dict[bytes, bytes] = table.schema.metadata or {}
         if not beside.exists():
-            damage = "its records are missing"
-        elif metadata.get(_RECORDS_SHA256) != _sha256(beside):
-            damage = "its records have another hash than when they were written"
-        else:
-            return None
+            return "its records are missing"
+        if metadata.get(_RECORDS_SHA256) != _sha256(beside):
+            return "its records have another hash than when they were written"
     except _DAMAGE as error:
-        damage = f"it does not read: {str(error).splitlines()[0]}"
+        return f"it does not read: {str(error).splitlines()[0]}"
+    return None
+
+
+def set_aside_damaged(path: Path) -> str | None:
+    """Move a damaged task's files (:func:`damage_of`) into ``quarantine/`` and return a line that
+    names the damage; None when there is none."""
+    damage = damage_of(path)
+    if damage is None:
+        return None
     moved = set_aside(path)
     if _records_beside(path).exists():
         set_aside(_records_beside(path))

@@ -8,7 +8,6 @@ share their randomness. A finished task is a file; a second start runs what is m
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,162 +16,28 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts.errors import InvalidInput, unknown_name
 from contracts.records import RequestRecord
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingGrid, SignalRequest, build_grid, signal_request
 from eval.cells import Cell, read_cells, set_aside_damaged, write_task
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.mismatch import TRAINED_ON
 from eval.named_policies import find_policy
-from eval.outcomes import score_breach
+from eval.outcomes import accepted_digest, score_breach
 from eval.parallel import through
 from eval.service import score_service
 from eval.signal_sources import NO_SIGNAL, SignalSource, check_pairing, split_truth
 from eval.task_key import content_key
+from eval.task_trail import at_place
 from oracles.empirical import SAMPLED_LABEL
-from serving_sim.config import EngineConfig
 from serving_sim.engine import SimResult, StepLog, simulate
-from serving_sim.fault_rates import FaultSource
 from serving_sim.faults import FaultPlan
 from serving_sim.jump import ENGINES, Simulate
-from serving_sim.profile import (
-    AffineProfile,
-    load_profile,
-    profile_document,
-    single_stream_s,
-    strictly,
-)
-from serving_sim.surface import SurfaceProfile
-from traces.arrivals import build_workload, trace_rate_per_s, workload_from_trace
-from traces.deadlines import DeadlineClass, check_classes, with_deadline_classes
+from serving_sim.profile import profile_document, single_stream_s
+from traces.arrivals import build_workload, workload_from_trace
+from traces.deadlines import DeadlineClass, with_deadline_classes
 from traces.runlog import read_runs
 from traces.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """A named size of the KV pool, in blocks (vLLM's null block included)."""
-
-    name: str
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixConfig:
-    """What a matrix is. Rates in requests per second, times in seconds.
-
-    Requests are drawn with replacement from the run log: warm-up first, then the tagged cohort,
-    then as much filler as keeps arriving until the last tagged request has met its deadline. With
-    ``trace``, requests are a stretch of a measured trace instead (a seed picks where it begins),
-    its gaps and lengths untouched; nobody ran its prompts, so no signal can answer for them.
-    ``simulator`` names the implementation, "jump" or "step"; their results are equal. With
-    ``strict_profile``, a step beyond the range that the profile was measured in is an error.
-    ``faults`` strike all cells of a seed alike; an offload tier is a setting of ``engine``. Tagged
-    requests are watched for ``observe_s`` (by default ``deadline_s``): records can be rescored up
-    to there. With ``deadline_classes`` every request has the deadline of its class, is scored at
-    that, and ``deadline_s`` is not used.
-    """
-
-    runs: Path
-    policies: tuple[str, ...]
-    signals: tuple[SignalSource, ...]
-    pressures: tuple[Pressure, ...]
-    engine: EngineConfig
-    profile: str
-    num_seeds: int = 10
-    first_seed: int = 0
-    rate_per_s: float = 1.0
-    arrival_cv: float = 1.0
-    num_warmup: int = 40
-    num_tagged: int = 160
-    deadline_s: float = 10.0
-    observe_s: float | None = None
-    grid_stride: int = 8
-    trace: Path | None = None
-    simulator: str = "jump"
-    strict_profile: bool = False
-    faults: FaultSource | None = None
-    deadline_classes: tuple[DeadlineClass, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.num_seeds < 1:
-            raise InvalidInput(f"num_seeds is {self.num_seeds}: it must be at least 1")
-        if self.simulator not in ENGINES:
-            raise unknown_name("simulator", self.simulator, tuple(ENGINES))
-        if not self.policies or not self.signals or not self.pressures:
-            raise InvalidInput("a matrix needs at least one policy, one signal and one pressure")
-        check_classes(self.deadline_classes)
-        if self.watched_s < self.longest_deadline_s:
-            raise InvalidInput(
-                f"observe_s is {self.observe_s} s, below the deadline of {self.longest_deadline_s} "
-                "s: a request must be watched at least that long"
-            )
-        if self.engine.scheduling == "priority":
-            raise InvalidInput(
-                "engine scheduling is 'priority', but the requests of a run log or a trace have no "
-                "priorities: use 'fcfs', or simulate a driver workload that gives them"
-            )
-        if not self.runs.exists():
-            raise InvalidInput(f"run log {self.runs} does not exist: collect or import one")
-        for kind, names in (
-            ("policy", self.policies),
-            ("signal", [signal.name for signal in self.signals]),
-            ("pressure", [pressure.name for pressure in self.pressures]),
-        ):
-            if len(set(names)) < len(names):
-                raise InvalidInput(f"a {kind} stands twice in {', '.join(names)}: name each once")
-        if self.trace is not None and any(s.name != NO_SIGNAL for s in self.signals):
-            raise InvalidInput(
-                f"no signal can answer for the requests of trace {self.trace}: use {NO_SIGNAL!r} "
-                "only, and policies that read none"
-            )
-        crossed = {policy for policy, _ in self.crossings()}
-        for name in self.policies:
-            if name not in crossed:
-                reads = find_policy(name).reads_signal
-                if self.trace is not None:
-                    raise InvalidInput(
-                        f"policy {name!r} reads a signal, and none can answer for a trace: use "
-                        "policies that read none, or a run log"
-                    )
-                raise InvalidInput(
-                    f"policy {name!r} {'reads a signal' if reads else 'reads no signal'}, but the "
-                    f"signals are {', '.join(signal.name for signal in self.signals)}: add "
-                    f"{'one that answers, such as oracle' if reads else 'none'}"
-                )
-
-    def step_profile(self) -> AffineProfile | SurfaceProfile:
-        """Load the profile, as strict as asked for."""
-        profile = load_profile(self.profile)
-        return strictly(profile) if self.strict_profile else profile
-
-    @property
-    def watched_s(self) -> float:
-        """How long a tagged request is watched after its arrival, at least."""
-        return self.longest_deadline_s if self.observe_s is None else self.observe_s
-
-    @property
-    def longest_deadline_s(self) -> float:
-        """The deadline, or the longest of the classes."""
-        return max((c.deadline_s for c in self.deadline_classes), default=self.deadline_s)
-
-    @property
-    def num_filler(self) -> int:
-        """Arrivals while the last tagged request is watched, plus four standard deviations."""
-        rate_per_s = self.rate_per_s if self.trace is None else trace_rate_per_s(self.trace)
-        expected = rate_per_s * self.watched_s
-        return math.ceil(expected + 4 * math.sqrt(expected) * max(1.0, self.arrival_cv))
-
-    def crossings(self) -> list[tuple[str, SignalSource]]:
-        """Return every (policy, signal) pair: only policies that read a signal meet the signals;
-        the others run once, without."""
-        pairs = []
-        for name in self.policies:
-            reads = find_policy(name).reads_signal
-            for signal in self.signals:
-                if reads == (signal.name != NO_SIGNAL):
-                    pairs.append((name, signal))
-        return pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,6 +142,7 @@ def run_cell(
         signal=_labelled(signal_name, inputs.grids[signal_name]),
         seed=seed,
         score=score_breach(tagged, deadline_s),
+        accepted_digest=accepted_digest(tagged),
         service=score_service(tagged, deadline_s, config.watched_s),
         breach_by_class=_breach_by_class(tagged, config.deadline_classes),
         preemptions_per_1000=1000 * preemptions / len(tagged),
@@ -344,7 +210,8 @@ def run_seed(config: MatrixConfig, seed: int, out_dir: Path) -> Path:
     records: list[tuple[Cell, tuple[RequestRecord, ...]]] = []
     for pressure in config.pressures:
         for policy, signal in config.crossings():
-            cell, result = run_cell(config, inputs, pressure, policy, signal.name, seed)
+            with at_place(f"pressure {pressure.name}, policy {policy}, signal {signal.name}"):
+                cell, result = run_cell(config, inputs, pressure, policy, signal.name, seed)
             cells.append(cell)
             records.append((cell, result.records))
     write_task(path, cells, records)

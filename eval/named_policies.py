@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from contracts.conformance import check_policy
-from contracts.errors import ConformanceError, InvalidInput, PreemptBenchError
+from contracts.errors import ConformanceError, InvalidInput, PolicyRaised, PreemptBenchError
 from contracts.policy import FloatArray, Policy, RunningViews
 from eval.task_limits import TaskLimits, TaskStopped, run_limited
 from serving_sim.policies import get_policy, load_policy
@@ -29,9 +29,11 @@ def checked_policy(name: str, limits: TaskLimits = CHECK_LIMITS) -> Policy:
     try:
         run_limited(_check, (name,), limits)
     except TaskStopped as stopped:
+        place = stopped.frames.partition("\n")[0].strip()
         raise ConformanceError(
-            f"the check of policy {name!r} was stopped: {stopped}; it scores some thousand small "
-            "running sets, which takes a second: look for a loop that does not end"
+            f"the check of policy {name!r} was stopped: {stopped}"
+            f"{f' ({place})' if place else ''}; it scores some thousand small running sets, "
+            "which takes a second: look for a loop that does not end"
         ) from None
     return find_policy(name)
 
@@ -43,7 +45,7 @@ def _check(name: str) -> None:
 def find_policy(name: str) -> Policy:
     """Return a built-in policy, or the user's own for ``path/to/file.py:function``.
 
-    What the user's file prints goes to stderr; what it raises becomes one ConformanceError.
+    What the user's file prints goes to stderr; what it raises becomes one PolicyRaised.
     """
     file = policy_file(name)
     if file is None:
@@ -72,7 +74,7 @@ def _load(name: str, mtime_ns: int) -> Policy:  # noqa: ARG001 - a changed file 
             raise
         except Exception as error:
             line = traceback.extract_tb(error.__traceback__)[-1].lineno
-            raise ConformanceError(
+            raise PolicyRaised(
                 f"policy {name!r} raised {type(error).__name__} near line {line}: {error}; it must "
                 "return one float for every running request"
             ) from error

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from contracts.errors import InvalidInput
 from eval.cells import Cell
-from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_cell, source_runs
+from eval.matrix import prepare_seed, run_cell, source_runs
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.signal_sources import NO_SIGNAL
 from serving_sim.engine import SimResult, StepLog
 

@@ -7,6 +7,7 @@ starves the long ones; it is computed beside the real one so that the gap can be
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,12 @@ def score_breach(records: Iterable[RequestRecord], deadline_s: float | None) -> 
         breach_high=(breached + open_ended) / len(accepted),
         completed_only=_completed_only(accepted, deadline_s),
     )
+
+
+def accepted_digest(records: Iterable[RequestRecord]) -> str:
+    """Return 16 hexadecimal digits that name the set of accepted tagged requests, by their ids."""
+    ids = {r.request_id for r in records if r.cohort == "tagged" and r.state != "rejected"}
+    return hashlib.sha256(repr(sorted(ids)).encode()).hexdigest()[:16]
 
 
 def is_hopeless(record: RequestRecord, deadline_s: float | None) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 
 from contracts.policy import FloatArray, IntArray, Policy, RunningViews
 from contracts.signals import RemainingGrid
-from eval.matrix import MatrixConfig, Pressure, SeedInputs, prepare_seed, source_runs
+from eval.matrix import SeedInputs, prepare_seed, source_runs
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.signal_sources import NO_SIGNAL
 from serving_sim.jump import ENGINES
 from serving_sim.policies import get_policy

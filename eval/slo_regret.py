@@ -19,7 +19,8 @@ from contracts.policy import FloatArray, IntArray, Policy, RunningViews
 from contracts.randomness import keyed_generator
 from contracts.runs import DecodeRun
 from contracts.signals import RemainingSignal, SignalRequest
-from eval.matrix import MatrixConfig, Pressure, SeedInputs, offered_kv_load, prepare_seed
+from eval.matrix import SeedInputs, offered_kv_load, prepare_seed
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.replay import ReplayCase, Script, replay
 from eval.signal_sources import NO_SIGNAL, SignalSource
 from serving_sim.jump import simulate_fast

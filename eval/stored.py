@@ -18,7 +18,9 @@ from contracts.errors import InvalidInput
 from contracts.files import atomic_write_text
 from eval.cells import read_cells
 from eval.matrix import task_path
-from eval.study import Pilot, Source, SourceResult, StudyConfig, StudyResult, matrix_of
+from eval.study import SourceResult, StudyResult
+from eval.study_config import Source, StudyConfig
+from eval.study_pilots import Pilot, matrix_of
 from eval.task_key import code_sha256, path_sha256
 from eval.tasks import Failure
 from serving_sim.config import EngineConfig, OffloadSettings, SglangSettings

@@ -6,7 +6,8 @@ import html
 
 from eval.report import Section
 from eval.signal_sources import NO_SIGNAL
-from eval.study import BASELINE, StudyResult, deadline_text
+from eval.study import StudyResult
+from eval.study_config import BASELINE, deadline_text
 from eval.study_numbers import StudyNumbers, overload_sentence
 from eval.surrogates import surrogate_notes
 from serving_sim.profile import load_profile

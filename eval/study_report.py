@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable
 from pathlib import Path
 
-from contracts.errors import PreemptBenchError
 from contracts.files import atomic_write_text
-from eval.matrix import Pressure
-from eval.one_cell import OneCell, run_one_cell
 from eval.report import Section, contents, figure, paragraph, write_report
 from eval.stored import StoredStudy, load_study, store_study
 from eval.study import StudyResult
+from eval.study_cell_tables import breach_table, overview_table, pilot_table
 from eval.study_figures import (
     by_pressure,
     deadline_curves,
@@ -37,31 +34,25 @@ from eval.study_numbers import (
     three_sentences,
 )
 from eval.study_quality import rank_correlation
-from eval.study_rescoring import LIFO
 from eval.study_service import class_table, cost_table, latency_table, payers_table
-from eval.study_summary import PARTS, Comparison, label
+from eval.study_summary import PARTS, label
 from eval.study_tables import (
     all_tables,
-    breach_table,
     cluster_table,
     contrast_table,
     dose_table,
     grid_table,
     ladder_table,
-    overview_table,
-    pilot_table,
     quality_table,
     rescoring_table,
     reversal_table,
 )
+from eval.study_timelines import OnStep, contrasting_timelines
 from eval.surrogates import surrogate_notes
 from eval.tables import Table, html_table, markdown_table, write_tables
-from eval.timeline_figure import write_timeline_figure
-from serving_sim.timeline import StepSeries
 
 TITLE = "What signal does preemption need?"
 PAGE, MARKDOWN = "report.html", "report.md"
-OnStep = Callable[[str, int, int], None]
 
 
 def write_study_report(
@@ -94,7 +85,7 @@ def render_study(stored: StoredStudy, on_step: OnStep = lambda *_: None) -> Path
         _payers(numbers),
         _latency(numbers),
         _cost(numbers),
-        Section("Timelines of one contrasting cell", _timelines(numbers, on_step)),
+        Section("Timelines of one contrasting cell", contrasting_timelines(numbers, on_step)),
         Section("What is not covered", bullets(not_covered(numbers))),
         manifest(numbers),
     ]
@@ -263,53 +254,6 @@ def _latency(numbers: StudyNumbers) -> Section:
 
 def _cost(numbers: StudyNumbers) -> Section:
     return Section("Recompute tax and preemptions", html_table(cost_table(numbers)))
-
-
-def _timelines(numbers: StudyNumbers, on_step: OnStep) -> str:
-    chosen = _contrasting(numbers)
-    if chosen is None:
-        return paragraph("No rule was compared with LIFO, so there is no contrast to show.")
-    parts = []
-    for policy, signal in (LIFO, chosen.rule):
-        try:
-            svg, title = _timeline(numbers, chosen, policy, signal, on_step)
-        except PreemptBenchError as error:
-            return paragraph(f"Not drawn: {error}.")
-        parts.append(figure(svg, f"{title}: KV in use, requests running and waiting, evictions."))
-    d = chosen.difference
-    lead = (
-        f"{chosen.source} at KV pressure {chosen.pressure}, where {label(chosen.rule)} is furthest "
-        f"from LIFO ({d.mean:+.1f} pp over all seeds); one seed of it under both rules."
-    )
-    return paragraph(lead) + "".join(parts)
-
-
-def _contrasting(numbers: StudyNumbers) -> Comparison | None:
-    """Return the comparison furthest from 0, in the low-breach regime if there is one."""
-    inside = [c for c in numbers.comparisons if c.in_regime] or numbers.comparisons
-    return max(inside, key=lambda c: abs(c.difference.mean), default=None)
-
-
-def _timeline(
-    numbers: StudyNumbers, where: Comparison, policy: str, signal: str, on_step: OnStep
-) -> tuple[str, str]:
-    """Return the drawing and its title; it is kept in timelines/, and drawn when not there."""
-    source = next(s for s in numbers.stored.study.sources if s.source.name == where.source)
-    at = next(i for i, p in enumerate(source.matrix.pressures) if p.name == where.pressure)
-    pressure: Pressure = source.matrix.pressures[at]
-    cell = OneCell(policy, signal, pressure, 0)
-    named = f"{source.out_dir.name}-{pressure.name}-{policy}-{signal}"
-    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in named)
-    path = numbers.stored.out_dir / "timelines" / f"{safe}.svg"
-    if not path.exists():
-        on_step("timeline", 0, 1)
-        series = StepSeries(pressure.num_blocks - 1)
-        _, result = run_one_cell(source.matrix, cell, series.step)
-        series.finish(result)
-        write_timeline_figure(series, path, cell.title)
-        on_step("timeline", 1, 1)
-    text = path.read_text(encoding="utf-8")
-    return text[text.index("<svg") :], cell.title
 
 
 def _markdown(numbers: StudyNumbers, tables: list[Table]) -> str:

@@ -23,7 +23,7 @@ from eval.rescoring import (
 )
 from eval.signal_sources import NO_SIGNAL
 from eval.stored import StoredStudy
-from eval.study import BASELINE
+from eval.study_config import BASELINE
 from eval.study_summary import PARTS, Rule, cell_tables
 
 LIFO: Rule = (BASELINE, NO_SIGNAL)

@@ -15,12 +15,13 @@ import numpy as np
 
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray
-from eval.cells import Cell
+from eval.cells import Cell, same_cohort
 from eval.clusters import compact_letters, model_confidence_set, pairwise_p
 from eval.intervals import Interval, across_grid, bootstrap_t_interval, within_grid
 from eval.multiplicity import max_t
 from eval.signal_sources import NO_SIGNAL
-from eval.study import BASELINE, SourceResult, StudyResult
+from eval.study import SourceResult, StudyResult
+from eval.study_config import BASELINE
 from eval.verdicts import Verdict, judge
 
 Rule = tuple[str, str]  # policy, signal
@@ -92,9 +93,9 @@ class CellTable:
 def cell_tables(study: StudyResult) -> list[CellTable]:
     """Return breach by seed and rule, a table for each source and pressure.
 
-    A rule is comparable when the number accepted equals LIFO's in every seed and the breach of both
-    is known in every seed: what is undetermined has bounds and no rank. Raises InvalidInput when a
-    cell is missing.
+    A rule is comparable when it accepted the requests that LIFO did in every seed and the breach of
+    both is known in every seed: what is undetermined has bounds and no rank. Raises InvalidInput
+    when a cell is missing.
     """
     return [table for source in study.sources for table in _tables_of(source, study)]
 
@@ -107,8 +108,8 @@ def _tables_of(source: SourceResult, study: StudyResult) -> list[CellTable]:
         by_rule = groups[pressure.name]
         if (BASELINE, NO_SIGNAL) not in by_rule:
             raise InvalidInput(f"{source.source.name} at {pressure.name}: {BASELINE} is missing")
-        accepted = [cell.score.accepted for cell in by_rule[BASELINE, NO_SIGNAL]]
-        is_known = not any(math.isnan(c.score.breach) for c in by_rule[BASELINE, NO_SIGNAL])
+        lifo = by_rule[BASELINE, NO_SIGNAL]
+        is_known = not any(math.isnan(c.score.breach) for c in lifo)
         for rule, cells in by_rule.items():
             if [cell.seed for cell in cells] != list(study.seeds):
                 raise InvalidInput(
@@ -126,7 +127,7 @@ def _tables_of(source: SourceResult, study: StudyResult) -> list[CellTable]:
                 ).T,
                 comparable=tuple(
                     is_known
-                    and [c.score.accepted for c in cells] == accepted
+                    and same_cohort(cells, lifo)
                     and not any(math.isnan(c.score.breach) for c in cells)
                     for cells in by_rule.values()
                 ),

@@ -1,28 +1,29 @@
-"""The tables of a study's report; see eval.tables for how they are shown and kept."""
+"""The tables of a study's report: those over the grid, here, and those of its cells.
+
+See eval.tables for how they are shown and kept.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from eval.cells import Cell
-from eval.intervals import Interval
-from eval.study_numbers import RULE_OF_SIGNALS, StudyNumbers, breach_by_half, ladder
+from eval.study_cell_tables import (
+    DIFFERENCE,
+    breach_table,
+    interval_ends,
+    overview_table,
+    pilot_table,
+)
+from eval.study_numbers import RULE_OF_SIGNALS, StudyNumbers, ladder
 from eval.study_quality import NUM_SEEDS
 from eval.study_rescoring import LIFO
 from eval.study_service import cost_table, service_tables
-from eval.study_summary import PARTS, Comparison, Rule, label
+from eval.study_summary import PARTS, Rule, label
 from eval.tables import Column, Table, Value
 
 _SHOWN_DEADLINES_S = (600.0, 900.0, 1200.0, 1500.0, 1800.0)
-_INTERVAL = (
-    Column("difference_pp", "vs LIFO, pp", "pp"),
-    Column("low_pp", "95 % low", "pp"),
-    Column("high_pp", "high", "pp"),
-)
 
 
 def all_tables(numbers: StudyNumbers) -> list[Table]:
@@ -57,8 +58,8 @@ def grid_table(numbers: StudyNumbers) -> Table:
                     label(row.rule),
                     row.num_cells,
                     row.breach,
-                    *_interval(None if is_lifo else row.within),
-                    *_interval(None if is_lifo else row.across)[1:],
+                    *interval_ends(None if is_lifo else row.within),
+                    *interval_ends(None if is_lifo else row.across)[1:],
                     None if is_lifo else row.verdict.p_value,
                     "baseline" if is_lifo else str(row.verdict),
                     *((None,) * 3 if is_lifo else (row.wins, row.ties, row.losses)),
@@ -68,7 +69,7 @@ def grid_table(numbers: StudyNumbers) -> Table:
             )
     columns = (
         Column("part", "part"), Column("rule", "policy / signal"),
-        Column("num_cells", "cells", "count"), Column("breach", "breach", "share"), *_INTERVAL,
+        Column("num_cells", "cells", "count"), Column("breach", "breach", "share"), *DIFFERENCE,
         Column("across_low_pp", "across low", "pp"), Column("across_high_pp", "high", "pp"),
         Column("p", "p (max-T)", "p"), Column("verdict", "verdict"),
         Column("wins", "wins", "count"), Column("ties", "ties", "count"),
@@ -81,146 +82,6 @@ def grid_table(numbers: StudyNumbers) -> Table:
         "differ at 5 %; 'in set': not ruled out as the best."
     )
     return Table("grid", caption, columns, tuple(rows))
-
-
-def overview_table(numbers: StudyNumbers) -> Table:
-    """Return one row for each cell of the grid: LIFO, its floor, and the least and most breach."""
-    by_cell: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
-    for comparison in numbers.comparisons:
-        by_cell[comparison.source, comparison.pressure].append(comparison)
-    lifo = _means(numbers, lambda cell: (cell.policy, cell.signal) == LIFO)
-    halves = breach_by_half(numbers)
-    rows: list[tuple[Value, ...]] = []
-    for (source, pressure, _), scores in lifo.items():
-        found = by_cell[source, pressure]
-        least = min(found, key=lambda c: c.breach, default=None)
-        most = max(found, key=lambda c: c.breach, default=None)
-        gap = 100 * (scores["breach"] - scores["completed_only"])
-        rows.append(
-            (source, pressure, scores["breach"], *halves[source, pressure])
-            + (scores["completed_only"], gap, scores["floor"])
-            + ((label(least.rule), least.breach) if least else (None, None))
-            + ((label(most.rule), most.breach) if most else (None, None))
-            + tuple(sum(c.verdict.word == w for c in found) for w in _WORDS)
-        )
-    columns = (
-        Column("source", "source"), Column("pressure", "KV pressure"),
-        Column("lifo_breach", "LIFO breach", "share"),
-        Column("earlier_half", "earlier half", "share"),
-        Column("later_half", "later half", "share"),
-        Column("completed_only", "completed only", "share"),
-        Column("gap_pp", "hidden, pp", "pp"), Column("floor", "floor", "share"),
-        Column("least_rule", "least breach"), Column("least_breach", "its breach", "share"),
-        Column("most_rule", "most breach"), Column("most_breach", "its breach", "share"),
-        *(Column(word, word, "count") for word in _WORDS),
-    )  # fmt: skip
-    caption = (
-        "Each cell of the grid at the study's deadline. Halves: LIFO on the earlier and the later "
-        "arrivals that are scored. 'Completed only' is LIFO's score if "
-        "requests that never ended were left out, 'hidden' how much that flatters. The last four "
-        "columns count rules by their verdict against LIFO in this cell."
-    )
-    return Table("overview", caption, columns, tuple(rows))
-
-
-_WORDS = ("better", "worse", "equivalent", "inconclusive")
-
-
-def breach_table(numbers: StudyNumbers) -> Table:
-    """Return every rule in every cell of the grid."""
-    found = {(c.source, c.pressure, c.rule): c for c in numbers.comparisons}
-    rows: list[tuple[Value, ...]] = []
-    for key, s in _means(numbers, lambda _: True).items():
-        source, pressure, rule = key
-        c = found.get(key)
-        word = "baseline" if rule == LIFO else "not comparable"
-        if math.isnan(s["breach"]):
-            word = "undetermined: no rank, bounds only"
-        rows.append(
-            (
-                source,
-                pressure,
-                label(rule),
-                s["breach"],
-                s["breach_low"],
-                s["breach_high"],
-                s["floor"],
-                100 * (s["breach"] - s["floor"]),
-                s["completed_only"],
-                100 * (s["breach"] - s["completed_only"]),
-                *_interval(c.difference if c else None),
-                c.verdict.p_value if c else None,
-                str(c.verdict) if c else word,
-                c.correlation if c else None,
-                *(s[name] for name in _COUNTS),
-            )
-        )
-    columns = (
-        Column("source", "source"), Column("pressure", "pressure"),
-        Column("rule", "policy / signal"), Column("breach", "breach", "share"),
-        Column("breach_low", "at least", "share"), Column("breach_high", "at most", "share"),
-        Column("floor", "floor", "share"), Column("excess_pp", "excess, pp", "pp"),
-        Column("completed_only", "completed only", "share"),
-        Column("gap_pp", "hidden, pp", "pp"), *_INTERVAL, Column("p", "p (max-T)", "p"),
-        Column("verdict", "verdict"), Column("correlation", "corr. with LIFO", "number"),
-        *(Column(f"mean_{name}", name, "number") for name in _COUNTS),
-    )  # fmt: skip
-    caption = (
-        "Breach with its bounds (apart where a request was withdrawn, or not watched for long "
-        "enough: then there is no verdict), its floor (requests that would be late alone), the "
-        "excess over it, and the score over completed requests only. Outcome counts are means over "
-        "seeds and add up to the accepted ones; accepted and rejected add up to the offered ones."
-    )
-    return Table("breach", caption, columns, tuple(rows))
-
-
-_COUNTS = (
-    "met", "late", "failed", "unfinished", "withdrawn", "undetermined", "accepted", "rejected",
-)  # fmt: skip
-
-
-def _means(
-    numbers: StudyNumbers, wanted: Callable[[Cell], bool]
-) -> dict[tuple[str, str, Rule], dict[str, float]]:
-    """Return seed means of scores, by source, pressure and rule, in the study's order."""
-    names = ("breach", "breach_low", "breach_high", "floor", "completed_only", *_COUNTS)
-    out: dict[tuple[str, str, Rule], list[Cell]] = defaultdict(list)
-    for source in numbers.stored.study.sources:
-        for cell in filter(wanted, source.cells):
-            out[source.source.name, cell.pressure, (cell.policy, cell.signal)].append(cell)
-    return {
-        key: {n: float(np.mean([getattr(c.score, n) for c in cells])) for n in names}
-        for key, cells in out.items()
-    }
-
-
-def pilot_table(numbers: StudyNumbers) -> Table:
-    """Return what the pilot seeds settled for each cell of the grid."""
-    study = numbers.stored.study
-    rows: list[tuple[Value, ...]] = [
-        (s.source.name, s.source.kind, p.name, p.num_blocks, ratio, breach, floor, inside)
-        for s in study.sources
-        for p, ratio, breach, floor, inside in zip(
-            s.matrix.pressures,
-            s.pilot.kv_ratio,
-            s.pilot.lifo_breach,
-            s.pilot.floor,
-            s.pilot.in_regime(study.config.boundary),
-            strict=True,
-        )
-    ]
-    columns = (
-        Column("source", "source"), Column("kind", "lengths"), Column("pressure", "pressure"),
-        Column("num_blocks", "KV blocks", "count"), Column("kv_ratio", "offered KV load", "number"),
-        Column("pilot_lifo_breach", "LIFO on pilots", "share"),
-        Column("pilot_floor", "floor", "share"), Column("in_regime", "in the regime"),
-    )  # fmt: skip
-    caption = (
-        f"Settled on {study.config.num_pilots} pilot seeds that no result uses: a cell belongs to "
-        f"the low-breach regime when LIFO breaches less than {study.config.boundary:.0%} there. "
-        "Pressure 1 is where it crosses that line."
-    )
-    return Table("pilots", caption, columns, tuple(rows))
 
 
 def cluster_table(numbers: StudyNumbers) -> Table:
@@ -246,14 +107,14 @@ def cluster_table(numbers: StudyNumbers) -> Table:
 def contrast_table(numbers: StudyNumbers) -> Table:
     """Return the planned contrast of both parts."""
     rows: list[tuple[Value, ...]] = [
-        (part, _names(c.first), _names(c.second), *_interval(c.within), c.p_value)
+        (part, _names(c.first), _names(c.second), *interval_ends(c.within), c.p_value)
         for part, c in numbers.contrasts.items()
         if c is not None
     ]
     columns = (
         Column("part", "part"), Column("young_biased", "young-biased"),
         Column("others", "less the others"),
-        Column("difference_pp", "difference, pp", "pp"), *_INTERVAL[1:], Column("p", "p", "p"),
+        Column("difference_pp", "difference, pp", "pp"), *DIFFERENCE[1:], Column("p", "p", "p"),
     )  # fmt: skip
     caption = (
         "The planned contrast: mean breach of rules that evict the youngest, less that of the "
@@ -265,11 +126,11 @@ def contrast_table(numbers: StudyNumbers) -> Table:
 def dose_table(numbers: StudyNumbers) -> Table:
     """Return the difference to LIFO for each depth of ``young``."""
     rows: list[tuple[Value, ...]] = [
-        (part, depth, *_interval(interval))
+        (part, depth, *interval_ends(interval))
         for part, doses in numbers.doses.items()
         for depth, interval in doses
     ]
-    columns = (Column("part", "part"), Column("depth", "depth", "number"), *_INTERVAL)
+    columns = (Column("part", "part"), Column("depth", "depth", "number"), *DIFFERENCE)
     caption = (
         "young(depth) evicts the request at that depth of the running ones: 0 is the youngest, as "
         "LIFO does, 1 the oldest."
@@ -280,13 +141,13 @@ def dose_table(numbers: StudyNumbers) -> Table:
 def ladder_table(numbers: StudyNumbers) -> Table:
     """Return the signals under one rule."""
     rows: list[tuple[Value, ...]] = [
-        (part, row.rule[1], row.breach, *_interval(row.within), str(row.verdict))
+        (part, row.rule[1], row.breach, *interval_ends(row.within), str(row.verdict))
         for part in PARTS
         for row in ladder(numbers.grid[part])
     ]
     columns = (
         Column("part", "part"), Column("signal", "signal"), Column("breach", "breach", "share"),
-        *_INTERVAL, Column("verdict", "verdict"),
+        *DIFFERENCE, Column("verdict", "verdict"),
     )  # fmt: skip
     caption = (
         f"One rule, {RULE_OF_SIGNALS}, fed by each signal; without any it cannot choose, and LIFO "
@@ -312,7 +173,7 @@ def quality_table(numbers: StudyNumbers) -> Table:
         Column("part", "part"), Column("source", "source"), Column("signal", "signal"),
         Column("concordance", "concordance", "number"),
         Column("kendall_tau", "Kendall tau", "number"), Column("log_mae", "log-MAE", "number"),
-        Column("num_sets", "sets", "count"), _INTERVAL[0], Column("num_cells", "cells", "count"),
+        Column("num_sets", "sets", "count"), DIFFERENCE[0], Column("num_cells", "cells", "count"),
     )  # fmt: skip
     caption = (
         f"Signals on the running sets in which LIFO chose a victim ({NUM_SEEDS} seeds, all "
@@ -357,7 +218,7 @@ def _curves(numbers: StudyNumbers, name: str, wanted_s: Sequence[float]) -> Tabl
     columns = (
         Column("part", "part"), Column("rule", "policy / signal"),
         Column("deadline_s", "deadline, s", "seconds"), Column("breach", "breach", "share"),
-        Column("floor", "floor", "share"), *_INTERVAL,
+        Column("floor", "floor", "share"), *DIFFERENCE,
     )  # fmt: skip
     caption = (
         "Breach at other deadlines, from the same stored runs (legal because no rule read a "
@@ -388,9 +249,3 @@ def reversal_table(numbers: StudyNumbers) -> Table:
 
 def _names(rules: Sequence[Rule]) -> str:
     return ", ".join(map(label, rules))
-
-
-def _interval(interval: Interval | None) -> tuple[Value, Value, Value]:
-    if interval is None or math.isnan(interval.mean):
-        return None, None, None
-    return interval.mean, interval.low, interval.high

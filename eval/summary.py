@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contracts.errors import InvalidInput
-from eval.cells import Cell
+from eval.cells import Cell, same_cohort
 from eval.signal_sources import NO_SIGNAL
 from eval.statistics import PairedDifference, paired_difference
 
@@ -19,8 +19,8 @@ BASELINE = "lifo"
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
     """Means over seeds (rates as shares of 1). ``difference`` is paired with LIFO by seed, in
-    percentage points; None for LIFO itself. ``comparable`` is False when the number accepted
-    differs from LIFO's in some seed: a difference would compare different requests."""
+    percentage points; None for LIFO itself. ``comparable`` is False when the requests
+    accepted are not LIFO's in some seed: a difference would compare different requests."""
 
     pressure: str
     num_blocks: int
@@ -83,7 +83,7 @@ def _row(group: Sequence[Cell], baseline: Sequence[Cell] | None) -> SummaryRow:
                 f"{[c.seed for c in group]}, {BASELINE} ran {[c.seed for c in lifo]}: run both "
                 "on the same seeds"
             )
-        comparable = [s.accepted for s in scores] == [c.score.accepted for c in lifo]
+        comparable = same_cohort(group, lifo)
         difference = paired_difference(
             [100 * s.breach for s in scores], [100 * c.score.breach for c in lifo]
         )

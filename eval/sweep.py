@@ -14,26 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from contracts.errors import InvalidInput
-from eval.cells import Cell, read_cells
+from eval.cells import Cell, read_cells, same_cohort
 from eval.intervals import Interval, bootstrap_t_interval
-from eval.matrix import MatrixConfig, Pressure, task_path
+from eval.matrix import task_path
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.multiplicity import max_t
 from eval.parallel import through
 from eval.signal_sources import NO_SIGNAL
-from eval.study import (
-    BASELINE,
-    Source,
-    StudyConfig,
-    failures_of,
-    find_pilot,
-    has_pilot,
-    matrix_of,
-    run_pilot,
-    source_folder,
-)
+from eval.study import failures_of
+from eval.study_config import BASELINE, Source, StudyConfig, source_folder
+from eval.study_pilots import find_pilot, has_pilot, matrix_of, run_pilot
 from eval.tables import Column, Table
 from eval.task_limits import NO_LIMITS, TaskLimits
-from eval.tasks import Failure, TaskCounts, count_tasks, run_task
+from eval.tasks import Failure, TaskCounts, clear_leftovers, count_tasks, run_task
 from serving_sim.config import EngineConfig
 from serving_sim.fault_rates import FaultSource
 
@@ -148,7 +141,9 @@ def run_sweep(
 ) -> SweepResult:
     """Run every seed of every setting and source that is not finished; see eval.study.run_study."""
     study = config.study
-    pilots = [(study, s, source_folder(s, out_dir), limits) for s in config.sources]
+    folders = [source_folder(source, out_dir) for source in config.sources]
+    clear_leftovers(out_dir, folders)
+    pilots = [(study, *pair, limits) for pair in zip(config.sources, folders, strict=True)]
     through("pilots", run_pilot, pilots, num_jobs, on_task, on_note)
     parts = sweep_parts(config, out_dir)
     tasks = [
@@ -199,10 +194,9 @@ def _compared(
     """Compare every rule with LIFO; one that accepted other requests than LIFO is shown without a
     difference, because the two breaches are then not of the same cohort."""
     lifo = rules[BASELINE, NO_SIGNAL]
-    accepted = [cell.score.accepted for cell in lifo]
     comparable = [
         rule for rule, cells in rules.items()
-        if rule != (BASELINE, NO_SIGNAL) and [c.score.accepted for c in cells] == accepted
+        if rule != (BASELINE, NO_SIGNAL) and same_cohort(cells, lifo)
     ]  # fmt: skip
     base = _breach_pp(lifo)
     differences: dict[tuple[str, str], np.ndarray[tuple[int], np.dtype[np.float64]]] = {}

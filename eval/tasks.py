@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import json
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from contracts.errors import NoProgressError, PreemptBenchError
-from contracts.files import atomic_write_text
-from eval.cells import quarantine_of, set_aside, set_aside_damaged
-from eval.matrix import MatrixConfig, run_seed, task_path
-from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, run_limited
+from contracts.errors import NoProgressError, PolicyRaised, PreemptBenchError
+from contracts.files import atomic_write_text, remove_leftovers
+from eval.cells import damage_of, quarantine_of, set_aside, set_aside_damaged
+from eval.matrix import run_seed, task_path
+from eval.matrix_config import MatrixConfig
+from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, innermost_traceback, run_limited
+from eval.task_trail import place_of
 
 _TAIL_LINES = 12
+_OF_ONE_SEED = (NoProgressError, PolicyRaised)  # the others strike every seed alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a task has no cells. ``reason`` is "timeout", "memory", "died" or "error"; ``seconds``
-    is how long it ran; ``task`` is the file it would have written, which holds its key."""
+    is how long it ran; ``task`` is the file it would have written, which holds its key. ``cell``
+    is the cell it was at, empty before the first; ``traceback_tail`` holds the frames where it was
+    (stopped: the innermost first) or raised."""
 
     task: str
     seed: int
@@ -36,10 +40,12 @@ class Failure:
     seconds: float
     traceback_tail: str = ""
     where: str = ""
+    cell: str = ""
 
     def __str__(self) -> str:
         place = f"{self.where}, " if self.where else ""
-        return f"{place}seed {self.seed} failed after {self.seconds:.0f} s: {self.detail}"
+        cell = f" at {self.cell}" if self.cell else ""
+        return f"{place}seed {self.seed} failed after {self.seconds:.0f} s{cell}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,8 @@ def run_task(
 ) -> TaskOutcome:
     """Run ``seed`` unless it is finished or failed before; a failure is recorded, not raised.
 
-    Errors of the settings (a bad policy, a leak, a missing file) and of the disk are raised: they
-    would strike every seed alike.
+    Errors of the settings (a leak, a missing file, a policy that fails its check) and of the disk
+    are raised: they would strike every seed alike. A policy that raises only now is a failure.
     """
     path = task_path(config, seed, out_dir)
     note = set_aside_damaged(path)
@@ -78,7 +84,7 @@ def run_task(
     except Exception as error:
         if isinstance(error, OSError):
             raise
-        if isinstance(error, PreemptBenchError) and not isinstance(error, NoProgressError):
+        if isinstance(error, PreemptBenchError) and not isinstance(error, _OF_ONE_SEED):
             raise
         failure = _failure(error, path.name, seed, time.monotonic() - began_s, where)
         atomic_write_text(failed, json.dumps(asdict(failure), indent=1) + "\n")
@@ -87,20 +93,29 @@ def run_task(
 
 
 def _failure(error: Exception, task: str, seed: int, seconds: float, where: str) -> Failure:
-    is_stopped = isinstance(error, TaskStopped)
-    reason = error.reason if isinstance(error, TaskStopped) else "error"
-    if isinstance(error, MemoryError):
+    reason, detail = "error", f"{type(error).__name__}: {error}"
+    tail = innermost_traceback(error).splitlines()[-_TAIL_LINES:]
+    if isinstance(error, TaskStopped):
+        reason, detail, tail = error.reason, str(error), error.frames.splitlines()
+    elif isinstance(error, MemoryError):
         reason = "memory"
-    lines = "".join(traceback.format_exception(error)).splitlines()[-_TAIL_LINES:]
     return Failure(
         task=task,
         seed=seed,
         reason=reason,
-        detail=str(error) if is_stopped else f"{type(error).__name__}: {error}",
+        detail=detail,
         seconds=round(seconds, 3),
-        traceback_tail="" if is_stopped else "\n".join(lines),
+        traceback_tail="\n".join(tail),
         where=where,
+        cell=place_of(error),
     )
+
+
+def clear_leftovers(out_dir: Path, folders: Sequence[Path]) -> None:
+    """Remove what a killed start left half written in ``out_dir`` and in the task ``folders``."""
+    own = [out_dir / part for part in ("", "inputs", "tables", "quality", "timelines")]
+    of_tasks = [f / part for f in folders for part in ("", "cells", "records", "failed")]
+    remove_leftovers([*own, *of_tasks], before_s=time.time())
 
 
 def failure_path(path: Path) -> Path:
@@ -123,29 +138,35 @@ def stored_failure(path: Path) -> Failure | None:
 @dataclass(frozen=True, slots=True)
 class TaskCounts:
     """How many tasks are done, failed and missing, how many files were set aside, and the seconds
-    that the missing ones take at the pace of the stored ones (NaN with fewer than two)."""
+    that the missing ones take at the pace of the stored ones (NaN with fewer than two). A task
+    whose files are damaged is missing, since a start runs it again; ``damaged`` says how many."""
 
     done: int
     failed: int
     missing: int
     quarantined: int
     left_s: float
+    damaged: int = 0
 
     def __str__(self) -> str:
         left = f", about {self.left_s:.0f} s left" if self.missing and self.left_s >= 0 else ""
+        damaged = f" ({self.damaged} damaged)" if self.damaged else ""
         return (
-            f"{self.done} of {self.done + self.failed + self.missing} seeds done, "
-            f"{self.failed} failed, {self.missing} missing, {self.quarantined} quarantined{left}"
+            f"{self.done} of {self.done + self.failed + self.missing} seeds done, {self.failed} "
+            f"failed, {self.missing} missing{damaged}, {self.quarantined} quarantined{left}"
         )
 
 
 def count_tasks(paths: Sequence[Path]) -> TaskCounts:
-    """Count the tasks that write ``paths``, all of one folder. The pace is the median time between
-    one stored task and the next, so that a pause does not count."""
-    done = [path for path in paths if path.exists()]
-    failed = sum(stored_failure(path) is not None for path in paths if not path.exists())
+    """Count the tasks that write ``paths``, all of one folder; damaged ones stay where they are.
+    The pace is the median time between one stored task and the next, so that a pause does not
+    count."""
+    stored = [path for path in paths if path.exists()]
+    done = [path for path in stored if damage_of(path) is None]
+    failed = sum(stored_failure(path) is not None for path in paths if path not in stored)
     missing = len(paths) - len(done) - failed
     times_s = sorted(path.stat().st_mtime for path in done)
     pace_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else float("nan")
     aside = sum(1 for _ in quarantine_of(paths[0]).glob("*")) if paths else 0
-    return TaskCounts(len(done), failed, missing, aside, missing * pace_s)
+    damaged = len(stored) - len(done)
+    return TaskCounts(len(done), failed, missing, aside, missing * pace_s, damaged)

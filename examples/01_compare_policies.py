@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from eval.matrix import MatrixConfig, Pressure, run_matrix
+from eval.matrix import run_matrix
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.signal_sources import SignalSource
 from eval.summary import format_table, summarise
 from serving_sim.config import EngineConfig

@@ -16,10 +16,11 @@ from preemptbench.cli_collect import collect
 from preemptbench.cli_demo import demo
 from preemptbench.cli_env import env
 from preemptbench.cli_oracle import oracle
+from preemptbench.cli_policies import policies
 from preemptbench.cli_profiles import profiles
 from preemptbench.cli_report import compare, report, rescore
 from preemptbench.cli_runs import runs
-from preemptbench.cli_simulate import policies, simulate
+from preemptbench.cli_simulate import simulate
 from preemptbench.cli_study import study
 from preemptbench.cli_sweep import sweep
 from preemptbench.cli_train import score, train

@@ -1,10 +1,7 @@
-"""``preemptbench simulate``: a policy beside LIFO on simulated engines; ``policies`` lists them."""
+"""``preemptbench simulate``: a policy beside LIFO on simulated engines."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,13 +26,12 @@ from preemptbench.timelines import (
     timeline_option,
     timeline_seed_option,
 )
+from preemptbench.workload_run import simulate_file
 
 if TYPE_CHECKING:
-    from contracts.policy import Policy
-    from eval.matrix import MatrixConfig
+    from eval.matrix_config import MatrixConfig
     from eval.one_cell import OneCell
     from serving_sim.config import EngineConfig, LoadRule, OffloadSettings
-    from serving_sim.engine import SimResult
 
 
 @click.command(short_help="Run policies beside LIFO on simulated engines.")
@@ -183,7 +179,7 @@ def simulate(
     offload = _offload(context, offload_gb_per_s, offload_gib, offload_rule)
     if workload_path is not None:
         _refuse_matrix_options(context)
-        _simulate_file(
+        simulate_file(
             workload_path, policies, scheduler, decisions_path, timeline_paths, faults_path,
             offload, as_json,
         )  # fmt: skip
@@ -192,7 +188,8 @@ def simulate(
         raise click.UsageError("--decisions needs --workload: a matrix is thousands of runs.")
     if not policies:
         raise click.UsageError("Give at least one --policy, or --workload FILE.")
-    from eval.matrix import Pressure, run_matrix
+    from eval.matrix import run_matrix
+    from eval.matrix_config import Pressure
     from eval.named_policies import checked_policy
     from eval.signal_sources import NO_SIGNAL, SignalSource
     from eval.summary import BASELINE, format_table, summarise
@@ -328,101 +325,3 @@ def _offload(
     return OffloadSettings(
         bytes_per_s=gb_per_s * 1e9, capacity_bytes=capacity_bytes, rule=cast("LoadRule", rule)
     )
-
-
-def _simulate_file(
-    workload_path: Path,
-    policies: tuple[str, ...],
-    scheduler: str | None,
-    decisions_path: Path | None,
-    timeline_paths: tuple[Path, ...],
-    faults_path: Path | None,
-    offload: OffloadSettings | None,
-    as_json: bool,
-) -> None:
-    from eval.named_policies import checked_policy
-    from serving_sim.decisions import read_driver_file, simulate_driver, totals, write_log
-    from serving_sim.engine import StepLog
-    from serving_sim.fault_rates import read_faults
-
-    if decisions_path is not None and (faults_path is not None or offload is not None):
-        raise click.UsageError(
-            "--decisions writes a log that replays by itself: drop --faults and --offload."
-        )
-    if len(policies) > 1:
-        raise click.UsageError("--workload runs once: give one --policy at most.")
-    policy = checked_policy(policies[0]) if policies else None
-    driver = read_driver_file(workload_path)
-    if scheduler == "sglang":
-        driver = replace(driver, engine={"sglang": {}} | dict(driver.engine))
-    elif scheduler == "vllm" and "sglang" in driver.engine:
-        raise click.UsageError(f"--engine is vllm, but {workload_path} asks for sglang: drop one.")
-    faults = None
-    if faults_path is not None:
-        faults = read_faults(faults_path).plan(driver.workload, seed=0)
-
-    def run(on_step: Callable[[StepLog], None] | None = None) -> SimResult:
-        if decisions_path is not None:
-            return write_log(driver, decisions_path, policy, on_step)
-        return simulate_driver(driver, policy, on_step, faults, offload)
-
-    if timeline_paths:
-        rule = f"policy {policies[0]}" if policies else "the engine's own victim rule"
-        result = record_timelines(
-            timeline_paths,
-            run,
-            title=f"{rule}, {workload_path.name}",
-            rule=rule,
-            usable_blocks=driver.config.usable_blocks,
-            num_requests=len(driver.workload),
-        )
-    else:
-        result = run()
-    summary: dict[str, int | float] = {
-        **totals(driver, result),
-        "recomputed_tokens": result.recomputed_tokens,
-        "cache_hit_tokens": result.cache_hit_tokens,
-        "simulated_s": round(result.end_s, 6),
-    }
-    if faults is not None:
-        summary |= {"faults": result.num_faults} | _ends(result)
-    if offload is not None:
-        summary |= {
-            "offloaded_tokens": result.offloaded_tokens,
-            "loaded_tokens": result.loaded_tokens,
-            "load_s": round(result.load_s, 6),
-        }
-    if as_json:
-        click.echo(json.dumps(summary))
-        return
-    for name, value in summary.items():
-        click.echo(f"{name:<18} {value:>12}")
-
-
-def _ends(result: SimResult) -> dict[str, int]:
-    """Count the requests by how they ended otherwise than by writing all they had to."""
-    counts = Counter(record.state for record in result.records)
-    return {state: counts[state] for state in ("failed", "withdrawn", "unfinished", "rejected")}
-
-
-@click.command(short_help="List the built-in victim rules.")
-@json_option
-def policies(as_json: bool) -> None:
-    """List the built-in victim rules and say which read a signal, and which the deadlines."""
-    from serving_sim.policies import get_policy, list_policies
-
-    # a family is listed as name(depth): any depth shows what it reads
-    rows = [(name, get_policy(name.replace("(depth)", "(0.5)"))) for name in list_policies()]
-    if as_json:
-        click.echo(json.dumps({name: _reads(policy) for name, policy in rows}))
-        return
-    for name, policy in rows:
-        read = [_READS[field] for field, reads in _reads(policy).items() if reads]
-        click.echo(f"{name:<24} {'reads ' if read else ''}{' and '.join(read)}".rstrip())
-
-
-_READS = {"reads_signal": "a signal", "reads_deadline": "the deadline"}
-
-
-def _reads(policy: Policy) -> dict[str, bool]:
-    return {field: getattr(policy, field) for field in _READS}

@@ -21,7 +21,7 @@ from preemptbench.progress import StageBars
 from preemptbench.task_options import backend_context, memory_bytes, say, task_options
 
 if TYPE_CHECKING:
-    from eval.study import Source, StudyConfig
+    from eval.study_config import Source, StudyConfig
 
 
 @click.command(short_help="Answer the question on a grid of model families and pressures.")

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from contracts.errors import InvalidInput
 from eval.cells import Cell, write_cells
-from eval.matrix import MatrixConfig, Pressure, offered_kv_load, run_matrix
+from eval.matrix import offered_kv_load, run_matrix
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.signal_quality import SignalQuality
 from eval.signal_sources import NO_SIGNAL, SignalSource
 from eval.summary import SummaryRow, summarise

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
 from contracts.runs import DecodeRun
-from eval.study import Source, StudyConfig
+from eval.study_config import Source, StudyConfig
 from traces.importers import import_runs
 from traces.length_profiles import LengthLaw, draw_runs, length_laws
 from traces.public_families import CAP_TOKENS, COLLECTIONS, FAMILIES

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from eval.study import StudyResult, deadline_text
+from eval.study import StudyResult
+from eval.study_config import deadline_text
 from eval.study_summary import (
     PARTS,
     Comparison,

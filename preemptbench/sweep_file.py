@@ -11,7 +11,7 @@ from typing import Any
 from contracts.errors import InvalidInput, unknown_name
 from contracts.settings import read_toml, updated
 from eval.named_policies import checked_policy
-from eval.study import Source, StudyConfig
+from eval.study_config import Source, StudyConfig
 from eval.sweep import EngineSetting, SweepConfig
 from preemptbench.study_presets import QUICK, drawn_source, own_source
 from serving_sim.config import EngineConfig

@@ -30,7 +30,8 @@ from contracts.errors import (
 )
 from contracts.policy import ArrayPolicy, FloatArray, Policy, RunningView, RunningViews, from_rows
 from contracts.signals import RemainingGrid
-from eval.matrix import Pressure, run_matrix, task_key
+from eval.matrix import run_matrix, task_key
+from eval.matrix_config import Pressure
 from preemptbench.demo import demo_matrix
 from serving_sim import jump
 from serving_sim.config import EngineConfig

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from contracts.errors import InvalidInput, UnknownName
-from eval.matrix import MatrixConfig
+from eval.matrix_config import MatrixConfig
 from preemptbench.cli import main
 from preemptbench.demo import demo_matrix
 from serving_sim.config import EngineConfig, SglangSettings

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from contracts.errors import InvalidInput
 from eval.cells import read_cells
-from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_cell, source_runs
+from eval.matrix import prepare_seed, run_cell, source_runs
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.outcomes import score_breach
 from eval.signal_sources import SignalSource
 from preemptbench.cli import cli

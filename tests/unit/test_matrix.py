@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,9 @@ from contracts.errors import InvalidInput, LeakageError, UnknownName
 from contracts.runs import sha256_text
 from contracts.signals import build_grid, signal_request
 from eval.cells import read_cells
-from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_matrix, run_seed, task_key
+from eval.matrix import prepare_seed, run_matrix, run_seed, task_key
+from eval.matrix_config import MatrixConfig, Pressure
+from eval.outcomes import accepted_digest
 from eval.signal_sources import SignalSource, load_signal, split_truth
 from eval.summary import format_table, summarise
 from oracles.empirical import Clairvoyant
@@ -26,6 +30,7 @@ from serving_sim.config import OffloadSettings
 from serving_sim.fault_rates import FaultRate, FaultSource
 from serving_sim.faults import Disconnect, Failure
 from tests.synthetic_runs import synthetic_runs
+from tests.unit.test_outcomes import record
 from traces.runlog import read_runs, write_runs
 from training.rows import training_set
 
@@ -314,3 +319,36 @@ def test_bad_names_and_damaged_results_are_one_message(
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InvalidInput, match="delete it"):
         read_cells(path)
+
+
+def test_the_digest_of_a_cell_is_that_of_its_records(config: MatrixConfig, tmp_path: Path) -> None:
+    path = run_seed(config, 0, tmp_path)
+    records = pq.read_table(tmp_path / "records" / path.name).to_pylist()
+    cells = read_cells(path)
+    for cell in cells:
+        rule = {"pressure": cell.pressure, "policy": cell.policy, "signal": cell.signal}
+        lives = [SimpleNamespace(**row) for row in records if rule.items() <= row.items()]
+        assert len(lives) == cell.score.accepted + cell.score.rejected
+        assert cell.accepted_digest == accepted_digest(lives)  # type: ignore[arg-type]
+
+
+def test_as_many_requests_but_other_ones_do_not_compare(
+    config: MatrixConfig, tmp_path: Path
+) -> None:
+    """Every rule refuses one request of two, LIFO another than the rest."""
+    cells = [cell for seed in (0, 1) for cell in read_cells(run_seed(config, seed, tmp_path))]
+    assert all(row.comparable for row in summarise(cells))
+    lives = [replace(record(), request_id=name) for name in ("a", "b")]
+    without_a, without_b = (
+        accepted_digest(
+            [replace(life, state="rejected") if life is gone else life for life in lives]
+        )
+        for gone in lives
+    )
+    parted = [
+        replace(cell, accepted_digest=without_a if cell.policy == "lifo" else without_b)
+        for cell in cells
+    ]
+    rows = summarise(parted)
+    assert [row.comparable for row in rows] == [row.policy == "lifo" for row in rows]
+    assert "not comparable" in format_table(rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from scipy import stats
 
 from contracts.errors import InvalidInput, LawViolation
 from contracts.records import RequestRecord, State
-from eval.outcomes import BreachScore, outcome, score_breach
+from eval.outcomes import BreachScore, accepted_digest, outcome, score_breach
 from eval.statistics import paired_difference
 
 
@@ -144,3 +146,22 @@ def test_paired_difference_refuses_what_it_cannot_pair() -> None:
         paired_difference([1.0], [1.0])
     with pytest.raises(InvalidInput, match="undetermined"):
         paired_difference([1.0, float("nan")], [1.0, 1.0])
+
+
+IDS = st.sets(st.text("abc'", min_size=1, max_size=3), max_size=6)
+
+
+@given(IDS, IDS, IDS, st.randoms())
+def test_the_digest_names_the_set_of_accepted_requests(
+    accepted: set[str], others: set[str], rejected: set[str], rng: random.Random
+) -> None:
+    def lives(ids: set[str]) -> list[RequestRecord]:
+        found = [replace(record(), request_id=name) for name in ids]
+        found += [replace(record("rejected", None), request_id=name) for name in rejected - ids]
+        found.append(replace(record(cohort="warmup"), request_id="z"))
+        rng.shuffle(found)
+        return found
+
+    assert accepted_digest(lives(accepted)) == accepted_digest(lives(accepted))
+    same = accepted_digest(lives(accepted)) == accepted_digest(lives(others))
+    assert same == (accepted == others)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from eval.matrix import MatrixConfig, Pressure, prepare_seed, run_cell, source_runs
+from eval.matrix import prepare_seed, run_cell, source_runs
+from eval.matrix_config import MatrixConfig, Pressure
 from eval.running_sets import judge_signals, met_sets, read_all, score_sets
 from eval.signal_sources import SignalSource
 from eval.surrogates import SURROGATES

@@ -11,7 +11,8 @@ import pytest
 
 from contracts.errors import InvalidInput
 from contracts.policy import Policy
-from eval.matrix import Pressure, run_matrix, task_key
+from eval.matrix import run_matrix, task_key
+from eval.matrix_config import Pressure
 from preemptbench.demo import demo_matrix
 from serving_sim.config import EngineConfig, SglangSettings
 from serving_sim.engine import Run, SimResult, StepLog, simulate

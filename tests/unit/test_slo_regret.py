@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from contracts.errors import InvalidInput
-from eval.matrix import MatrixConfig, prepare_seed
+from eval.matrix import prepare_seed
+from eval.matrix_config import MatrixConfig
 from eval.outcomes import score_breach
 from eval.replay import Script, replay
 from eval.slo_regret import (

@@ -19,15 +19,9 @@ from contracts.errors import InvalidInput
 from eval.cells import read_cells
 from eval.multiplicity import max_t
 from eval.statistics import paired_difference
-from eval.study import (
-    FIRST_PILOT_SEED,
-    Source,
-    StudyConfig,
-    StudyResult,
-    find_pilot,
-    run_study,
-    study_status,
-)
+from eval.study import StudyResult, run_study, study_status
+from eval.study_config import Source, StudyConfig
+from eval.study_pilots import FIRST_PILOT_SEED, find_pilot
 from eval.study_summary import cell_tables, compare_cells, contrast, dose_response, grid_rows
 from predictors.age_km import AgeKmSettings
 from preemptbench.cli import cli

@@ -43,6 +43,11 @@ def results(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in files if p.suffix != ".tmp"}
 
 
+def leftovers(folder: Path) -> list[Path]:
+    parts = (folder / "out" / part for part in ("sources", "tables"))
+    return [path for part in parts for path in part.rglob(".*.tmp")]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -78,11 +83,16 @@ def test_kill_9_at_random_moments_loses_nothing(
         _stop(process, signal.SIGKILL)
         after = results(tmp_path)
         assert before.items() <= after.items()
+    cells = next(name for name in undisturbed if "/cells/" in name)
+    torn = (tmp_path / "out" / cells).with_name(".seed-9.parquet.abcd_123.tmp")
+    torn.parent.mkdir(parents=True, exist_ok=True)
+    torn.write_bytes(b"half of it")
     process = start(tmp_path)
     _, talk = process.communicate(timeout=240)
     assert process.returncode == 0, talk
     found = results(tmp_path)
     assert {name: found.get(name) for name in undisturbed} == undisturbed
+    assert not leftovers(tmp_path)
 
 
 def test_sigterm_ends_with_a_message_and_what_is_done_stays(

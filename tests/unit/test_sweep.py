@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from contracts.errors import InvalidInput, UnknownName
-from eval.cells import read_cells
+from eval.cells import Cell, read_cells
 from eval.sweep import SweepResult, run_sweep, sweep_parts, sweep_status, sweep_table
 from eval.tasks import Failure, failure_path
 from preemptbench.cli import cli
@@ -131,6 +132,31 @@ def test_the_verb_prints_and_keeps_one_table(done: tuple[SweepResult, Path]) -> 
     assert (folder / "out" / "table.csv").is_file() and (folder / "out" / "report.md").is_file()
     status = CliRunner().invoke(cli, [*arguments, "--status", "--json"])
     assert {part["missing"] for part in json.loads(status.stdout)["parts"]} == {0}
+
+
+def test_the_example_is_a_sweep_with_grid_setting_and_source(tmp_path: Path) -> None:
+    config = read_sweep(Path(__file__).parents[2] / "examples" / "sweep.toml", tmp_path)
+    assert len(config.settings) == 4 + 2
+    assert config.settings[4].engine.sglang is not None
+    assert config.settings[5].engine.offload is not None
+    assert config.sources[0].runs.is_file()
+
+
+def test_a_rule_that_accepted_other_requests_has_no_difference(
+    done: tuple[SweepResult, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parted(path: Path) -> list[Cell]:  # as many as LIFO accepted, but not the same
+        return [
+            replace(cell, accepted_digest="0" * 16) if cell.policy == "fifo" else cell
+            for cell in read_cells(path)
+        ]
+
+    result, folder = done
+    monkeypatch.setattr("eval.sweep.read_cells", parted)
+    again = run_sweep(result.config, folder / "out", num_jobs=1)
+    for before, row in zip(result.rows, again.rows, strict=True):
+        assert row.breach == before.breach
+        assert row.difference == (None if row.policy == "fifo" else before.difference)
 
 
 @pytest.mark.parametrize(

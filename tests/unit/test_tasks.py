@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +15,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from contracts.errors import InvalidInput
+from contracts.errors import ConformanceError, InvalidInput, LeakageError
+from eval.named_policies import checked_policy
 from eval.stored import load_study, store_study
 from eval.study import StudyResult, run_study, study_status
+from eval.study_pilots import find_pilot, matrix_of
 from eval.study_summary import cell_tables, compare_cells, grid_rows
-from eval.task_limits import TaskLimits, TaskStopped, run_limited
-from eval.tasks import stored_failure
+from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, innermost_traceback, run_limited
+from eval.task_trail import at_place, place_of
+from eval.tasks import run_task, stored_failure
 from preemptbench.cli import cli
 from preemptbench.study_text import study_object, study_text
 from tests.unit.test_study import CONFIG, LAW, source_in
@@ -55,7 +60,7 @@ def dying() -> None:
 @pytest.mark.parametrize(
     ("call", "limits", "reason"),
     [
-        (endless, TaskLimits(timeout_s=4.0), "timeout"),
+        (endless, TaskLimits(timeout_s=12.0), "timeout"),  # a busy machine imports for seconds
         (greedy, TaskLimits(timeout_s=60.0, memory_bytes=700_000_000), "memory"),
         (dying, TaskLimits(timeout_s=60.0), "died"),
     ],
@@ -66,6 +71,35 @@ def test_a_task_beyond_its_limits_is_stopped(call, limits, reason) -> None:
         run_limited(call, (), limits)
     assert stopped.value.reason == reason
     assert time.monotonic() - began_s < 30.0
+    if call is not dying:  # the loop of endless is compiled, and still says who called it
+        assert f"in {call.__name__}" in stopped.value.frames
+        assert "numba" not in stopped.value.frames and "runpy" not in stopped.value.frames
+
+
+def crashing() -> None:
+    with at_place("the crash"):
+        ctypes.string_at(0)
+
+
+def test_a_task_that_crashes_says_where() -> None:
+    with pytest.raises(TaskStopped) as stopped:
+        run_limited(crashing, (), TaskLimits(timeout_s=60.0))
+    assert stopped.value.reason == "died" and place_of(stopped.value) == "the crash"
+    assert "in crashing" in stopped.value.frames
+
+
+def test_an_error_names_its_place_and_keeps_its_traceback() -> None:
+    with pytest.raises(InvalidInput) as raised:
+        run_limited(failing_somewhere, (), TaskLimits(timeout_s=60.0))
+    assert place_of(raised.value) == "cell 7"
+    assert "in failing\n" in innermost_traceback(raised.value)
+
+
+def failing_somewhere() -> None:
+    with at_place("cell 6"):
+        pass
+    with at_place("cell 7"):
+        failing()
 
 
 def test_what_a_limited_task_raises_is_raised_here() -> None:
@@ -165,12 +199,16 @@ def test_a_damaged_task_is_set_aside_and_run_again(damage: str, tmp_path: Path) 
         records.write_bytes(good[1][:-20])
     else:
         records.unlink()
+    (row,) = study_status(config, [source], tmp_path / "out")
+    assert (row.seeds_done, row.counts.missing, row.counts.damaged) == (1, 1, 1)
+    assert "1 of 2 seeds done, 0 failed, 1 missing (1 damaged), 0 quarantined" in str(row)
     notes: list[str] = []
     again = run_study(config, [source], tmp_path / "out", num_jobs=1, on_note=notes.append)
     assert len(notes) == 1 and str(cells) in notes[0] and "quarantine" in notes[0]
     assert (cells.read_bytes(), records.read_bytes()) == good
     assert again.sources[0].cells == whole.sources[0].cells
     (row,) = study_status(config, [source], tmp_path / "out")
+    assert (row.counts.done, row.counts.damaged) == (2, 0)
     assert row.counts.quarantined == (1 if damage == "no records" else 2)
 
 
@@ -219,6 +257,95 @@ def test_a_policy_that_never_ends_costs_one_seed(tmp_path: Path) -> None:
     assert stored_failure(path) == failure
     record = json.loads(next((tmp_path / "out").rglob("failed/*.json")).read_text())
     assert record["seconds"] > 11.0
+    assert record["cell"].startswith("pressure ") and f"policy {policy}:stuck" in record["cell"]
+    assert re.search(rf'"{policy}", line 1[01] in stuck', record["traceback_tail"])
+    assert failure.cell in str(failure)
+
+
+ENDLESS = '''
+import os
+
+import numba
+
+@numba.njit
+def spin(at):
+    while at >= 0.0:
+        at = at + 1.0
+    return at
+
+def endless(view):
+    """Evict the youngest, but enter a compiled loop without an end once the flag is there."""
+    if os.path.exists({flag!r}):
+        spin(0.0)
+    return -float(view.rank_from_youngest)
+
+endless.reads_signal = False
+'''
+
+
+def test_a_compiled_loop_without_end_names_policy_and_pressure(tmp_path: Path) -> None:
+    flag, policy = tmp_path / "flag", tmp_path / "mine" / "endless.py"
+    policy.parent.mkdir()
+    policy.write_text(ENDLESS.format(flag=str(flag)), encoding="utf-8")
+    study = replace(SMALL, policies=("lifo", f"{policy}:endless"))
+    source, out = source_in(tmp_path), tmp_path / "out"
+    matrix = matrix_of(study, source, find_pilot(study, source, out))
+    flag.touch()
+    failure = run_task(matrix, 0, out, TaskLimits(timeout_s=15.0)).failure
+    assert failure is not None and failure.reason == "timeout"
+    pressure, rule, _ = failure.cell.split(", ")
+    assert pressure in {f"pressure {p.name}" for p in matrix.pressures}
+    assert rule == f"policy {policy}:endless"
+    frames = failure.traceback_tail.splitlines()
+    assert f'"{policy}"' in frames[0] and frames[0].endswith("in endless")
+    assert any(frame.endswith("in run_cell") for frame in frames)
+
+
+RAISING = '''
+import os
+
+def picky(view):
+    """Evict the youngest, but raise the first time that anybody asks."""
+    try:
+        os.close(os.open({flag!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return -float(view.rank_from_youngest)
+    raise KeyError("a table that ends here")
+
+picky.reads_signal = False
+'''
+
+
+@pytest.mark.parametrize("limits", [NO_LIMITS, TaskLimits(timeout_s=100.0)])
+def test_a_policy_that_raises_in_one_seed_costs_that_seed(
+    limits: TaskLimits, tmp_path: Path
+) -> None:
+    flag, policy = tmp_path / "flag", tmp_path / "mine" / "picky.py"
+    policy.parent.mkdir()
+    policy.write_text(RAISING.format(flag=str(flag)), encoding="utf-8")
+    name = f"{policy}:picky"
+    with pytest.raises(ConformanceError, match="raised KeyError near line 10"):
+        checked_policy(name)  # before the run it is an error of the settings
+    checked_policy(name)
+    flag.unlink()
+    config, source = replace(SMALL, policies=("lifo", name)), source_in(tmp_path)
+    found = run_study(config, [source], tmp_path / "out", num_jobs=1, limits=limits)
+    (failure,) = found.failures
+    assert failure.reason == "error" and len(found.seeds) == 2
+    assert f"policy {name}" in failure.cell and "PolicyRaised" in failure.detail
+    assert 'raise KeyError("a table that ends here")' in failure.traceback_tail
+    assert "run_limited" not in failure.traceback_tail  # it is that of the task, not of the parent
+
+
+def test_other_errors_of_a_task_end_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leaks(*_: object) -> None:
+        raise LeakageError("truth and signal share a run")
+
+    monkeypatch.setattr("eval.tasks.run_seed", leaks)
+    with pytest.raises(LeakageError):
+        run_study(SMALL, [source_in(tmp_path)], tmp_path / "out", num_jobs=1)
 
 
 def test_limits_are_options_of_the_verb(tmp_path: Path) -> None:
