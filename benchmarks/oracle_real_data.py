@@ -123,7 +123,7 @@ def _ladder_figure(
         ax.plot(
             [m.kendall_tau for m in members],
             [m.victim_regret for m in members],
-            "o-^-s-v-D-<->-p-h-X-*".split("-")[index] + "-",
+            "o^svD<>phX*Pd8"[index % 14] + "-",
             ms=5,
             lw=0.8,
             label=axis,
