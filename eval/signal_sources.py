@@ -28,6 +28,7 @@ from predictors.base import Predictor
 from predictors.registry import load_predictor
 
 NO_SIGNAL = "none"
+_BUILT_IN = f"{NO_SIGNAL}, oracle, oracle-K, clairvoyant, {', '.join(SURROGATES)}"
 _ORACLE = re.compile(r"oracle(?:-([1-9][0-9]*))?")
 
 
@@ -56,7 +57,10 @@ class SignalSource:
                 "another name, as in gbm=FOLDER"
             )
         if self.folder is None and not _is_reserved(base):
-            raise InvalidInput(f"signal {base!r} names no folder and is not built in")
+            raise InvalidInput(
+                f"signal {base!r} is not built in ({_BUILT_IN}) and names no folder: give its "
+                "checkpoint, as name=FOLDER"
+            )
         if steps and base == NO_SIGNAL:
             raise InvalidInput(f"signal {self.name!r}: there is no signal to degrade")
 
@@ -72,8 +76,7 @@ class SignalSource:
         path = Path(folder)
         if not path.is_dir():
             raise InvalidInput(
-                f"signal {base!r} is neither none, oracle, oracle-K, clairvoyant, "
-                f"{', '.join(SURROGATES)} nor a folder: "
+                f"signal {base!r} is neither built in ({_BUILT_IN}) nor a folder: "
                 "train one with 'preemptbench train' and give its folder"
             )
         return SignalSource((name or path.name) + done, path, allow_mismatch)
@@ -108,6 +111,11 @@ class SignalSource:
         if base == "clairvoyant":
             return Clairvoyant(truth)
         return _oracle(base, truth, others)
+
+
+def base_name(name: str) -> str:
+    """Return the name of a signal without its degradations."""
+    return parse_degradations(name)[0]
 
 
 def _is_reserved(name: str) -> bool:

@@ -20,7 +20,14 @@ from eval.matrix import task_path
 from eval.matrix_config import MatrixConfig
 from eval.parallel import through
 from eval.study_config import Source, StudyConfig, source_folder
-from eval.study_pilots import Pilot, find_pilot, has_pilot, matrix_of, run_pilot
+from eval.study_pilots import (
+    Pilot,
+    check_matrix,
+    find_pilot,
+    has_pilot,
+    matrix_of,
+    run_pilot,
+)
 from eval.task_limits import NO_LIMITS, TaskLimits
 from eval.tasks import Failure, TaskCounts, TaskOutcome, clear_leftovers, count_tasks, run_task
 from eval.verdicts import default_margin
@@ -90,6 +97,8 @@ def run_study(
     """
     if not sources:
         raise InvalidInput("a study needs at least one source of lengths")
+    for source in sources:
+        check_matrix(config, source)
     folders = [source_folder(source, out_dir) for source in sources]
     clear_leftovers(out_dir, folders)
     pairs = list(zip(sources, folders, strict=True))

@@ -23,7 +23,7 @@ from contracts.runs import DecodeRun
 from eval.cells import Cell
 from eval.matrix import SeedInputs, offered_kv_load, prepare_seed, run_cell, source_runs, task_key
 from eval.matrix_config import MatrixConfig, Pressure
-from eval.signal_sources import NO_SIGNAL, SignalSource
+from eval.signal_sources import NO_SIGNAL, SignalSource, base_name
 from eval.study_config import BASELINE, Source, StudyConfig
 from eval.task_limits import NO_LIMITS, TaskLimits, TaskStopped, run_limited
 from serving_sim.profile import single_stream_s
@@ -87,6 +87,12 @@ def has_pilot(config: StudyConfig, source: Source, folder: Path) -> bool:
     return _pilot_path(config, source, folder).exists()
 
 
+def check_matrix(config: StudyConfig, source: Source) -> None:
+    """Raise what the matrix of ``source`` would raise, before a pilot has run for minutes."""
+    anywhere = Pilot(boundary_blocks=2, rate_per_s=1.0, lifo_breach=(), floor=(), kv_ratio=())
+    matrix_of(config, source, anywhere)
+
+
 def matrix_of(config: StudyConfig, source: Source, pilot: Pilot) -> MatrixConfig:
     """Return the matrix of ``source`` at the pressures that its pilots placed."""
     signals = (NO_SIGNAL, *(name for name in config.signals if name != NO_SIGNAL))
@@ -104,7 +110,7 @@ def _base_matrix(
         runs=source.runs,
         policies=(BASELINE,),
         signals=tuple(
-            SignalSource(name, folders.get(name), allow_mismatch=source.allow_mismatch)
+            SignalSource(name, folders.get(base_name(name)), allow_mismatch=source.allow_mismatch)
             for name in signals
         ),
         pressures=(Pressure("any", 2),),

@@ -23,7 +23,7 @@ from eval.parallel import through
 from eval.signal_sources import NO_SIGNAL
 from eval.study import failures_of
 from eval.study_config import BASELINE, Source, StudyConfig, source_folder
-from eval.study_pilots import find_pilot, has_pilot, matrix_of, run_pilot
+from eval.study_pilots import check_matrix, find_pilot, has_pilot, matrix_of, run_pilot
 from eval.tables import Column, Table
 from eval.task_limits import NO_LIMITS, TaskLimits
 from eval.tasks import Failure, TaskCounts, clear_leftovers, count_tasks, run_task
@@ -141,6 +141,8 @@ def run_sweep(
 ) -> SweepResult:
     """Run every seed of every setting and source that is not finished; see eval.study.run_study."""
     study = config.study
+    for source in config.sources:
+        check_matrix(study, source)
     folders = [source_folder(source, out_dir) for source in config.sources]
     clear_leftovers(out_dir, folders)
     pilots = [(study, *pair, limits) for pair in zip(config.sources, folders, strict=True)]

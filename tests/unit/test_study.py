@@ -254,3 +254,37 @@ def test_the_verb_runs_on_a_run_log_of_ones_own(tmp_path: Path) -> None:
         refused = CliRunner().invoke(cli, ["study", *bad, "--out", str(tmp_path / "no")])
         assert refused.exit_code == 2
         assert said in refused.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"signals": ("nosuch",)}, "'nosuch' is not built in .* give its checkpoint"),
+        ({"signals": ("none | noise(1)",)}, "no signal to degrade"),
+        ({"signals": ()}, "'longest-remaining' reads a signal"),
+        ({"policies": ("lifo", "lifo")}, "stands twice"),
+    ],
+)
+def test_wrong_settings_are_refused_before_any_pilot_runs(
+    tmp_path: Path, changes: dict[str, tuple[str, ...]], message: str
+) -> None:
+    stages: list[str] = []
+    with pytest.raises(InvalidInput, match=message):
+        run_study(
+            replace(CONFIG, **changes), [source_in(tmp_path)], tmp_path / "out", num_jobs=1,
+            on_task=lambda stage, *_: stages.append(stage),
+        )  # fmt: skip
+    assert not stages and not list((tmp_path / "out").rglob("pilot*"))
+
+
+def test_a_checkpoint_may_be_degraded(tmp_path: Path) -> None:
+    source = source_in(tmp_path)
+    training = draw_runs(LAW, num_prompts=20, repeats=2, seed=1)
+    AgeKmSettings().fit(training_set(training)).save_pretrained(tmp_path / "km")
+    source = replace(source, checkpoints=(("km", tmp_path / "km"),))
+    config = replace(
+        CONFIG, policies=("lifo", "longest-remaining"), signals=("km", "km | noise(2)"), num_seeds=2
+    )
+    found = run_study(config, [source], tmp_path / "out", num_jobs=1)
+    by_signal = {cell.signal: cell for cell in found.sources[0].cells if cell.seed == 0}
+    assert set(by_signal) == {"none", "km", "km | noise(2)"}
