@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from contracts.errors import InvalidInput
+from eval.intervals import look_alphas
 from serving_sim.config import EngineConfig
 from traces.deadlines import DeadlineClass
 
 BASELINE = "lifo"
+ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,8 @@ class StudyConfig:
     run on average if each ran alone; it sets the rate. Requests are watched for ``observe_s``, so
     that records can be rescored up to there. ``margin_pp`` is the equivalence margin; by
     default min(1, a tenth of LIFO's breach in the regime on pilot seeds). With ``deadline_classes``
-    each request is due at the deadline of its class, and ``deadline_s`` is not used.
+    each request is due at the deadline of its class, and ``deadline_s`` is not used. ``looks`` are
+    the numbers of seeds at which the study may stop (eval.study_looks), ``num_seeds`` one of them.
     """
 
     name: str
@@ -60,6 +63,7 @@ class StudyConfig:
     arrival_cv: float = 1.0
     grid_stride: int = 64
     margin_pp: float | None = None
+    looks: tuple[int, ...] = ()
     deadline_classes: tuple[DeadlineClass, ...] = ()
     profile: str = "rtx4090-llama-3.1-8b"
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(num_blocks=2))
@@ -81,6 +85,20 @@ class StudyConfig:
             raise InvalidInput(f"pressures are {self.pressures}: give numbers above 0")
         if not 0 < self.boundary < 1:
             raise InvalidInput(f"boundary is {self.boundary}: it must be a share in (0, 1)")
+        if self.looks and self.num_seeds not in self.looks:
+            raise InvalidInput(
+                f"num_seeds is {self.num_seeds}, but looks are planned at {self.looks}: give one "
+                "of them, the last to begin with"
+            )
+        if self.looks:
+            look_alphas(self.looks)  # refuses what does not rise
+
+    @property
+    def alpha(self) -> float:
+        """The level of the verdicts: 5 %, or the share of it that the look at ``num_seeds`` has."""
+        if not self.looks:
+            return ALPHA
+        return look_alphas(self.looks, ALPHA)[self.looks.index(self.num_seeds)]
 
 
 def deadline_text(config: StudyConfig) -> str:

@@ -8,6 +8,7 @@ from eval.report import Section
 from eval.signal_sources import NO_SIGNAL
 from eval.study import StudyResult
 from eval.study_config import BASELINE, deadline_text
+from eval.study_looks import look_text
 from eval.study_numbers import StudyNumbers, overload_sentence
 from eval.surrogates import surrogate_notes
 from serving_sim.profile import load_profile
@@ -53,8 +54,10 @@ def facts(numbers: StudyNumbers) -> dict[str, str]:
     """Return the settings that a reader needs, by name."""
     stored, config = numbers.stored, numbers.stored.study.config
     profile = load_profile(config.profile)
+    looks = {"looks": look_text(config)} if config.looks else {}
     return {
         "study": config.name,
+        **looks,
         "seeds": f"{_seeds_text(stored.study)} judged; {config.num_pilots} pilot seeds apart",
         "deadline": f"{deadline_text(config)}, watched for {config.observe_s:g} s",
         "equivalence margin": f"{stored.study.margin_pp:g} pp, set before any comparison",

@@ -149,12 +149,12 @@ def compare_cells(study: StudyResult) -> list[Comparison]:
     for source in study.sources:
         groups = _by_pressure_and_rule(source.cells)
         for table in _tables_of(source, study):
-            out += _compare(table, groups[table.pressure], study.margin_pp)
+            out += _compare(table, groups[table.pressure], study)
     return out
 
 
 def _compare(
-    table: CellTable, cells: Mapping[Rule, Sequence[Cell]], margin_pp: float
+    table: CellTable, cells: Mapping[Rule, Sequence[Cell]], study: StudyResult
 ) -> list[Comparison]:
     at = table.rules.index((BASELINE, NO_SIGNAL))
     others = [i for i, ok in enumerate(table.comparable) if ok and i != at]
@@ -175,7 +175,13 @@ def _compare(
                 lifo_breach=float(table.breach[:, at].mean()) / 100,
                 floor=float(np.mean([c.score.floor for c in own])),
                 difference=bootstrap_t_interval(differences[:, column]),
-                verdict=judge(differences[:, column], p, margin_pp, num_tests=len(others)),
+                verdict=judge(
+                    differences[:, column],
+                    p,
+                    study.margin_pp,
+                    num_tests=len(others),
+                    alpha=study.config.alpha,
+                ),
                 correlation=_correlation(table.breach[:, i], table.breach[:, at]),
                 preemptions_per_1000=float(np.mean([c.preemptions_per_1000 for c in own])),
                 recompute_tax=float(np.mean([c.recompute_tax for c in own])),
@@ -227,6 +233,7 @@ def grid_rows(study: StudyResult, part: str) -> list[GridRow]:
                     p_values.get(i, 1.0),
                     study.margin_pp,
                     num_tests=max(1, len(others)),
+                    alpha=study.config.alpha,
                 ),
                 wins=int((means < 0).sum()),
                 ties=int((means == 0).sum()),

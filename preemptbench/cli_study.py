@@ -66,6 +66,12 @@ if TYPE_CHECKING:
 )
 @allow_mismatch_option
 @click.option("--seeds", type=click.IntRange(min=2), help="Study seeds. Default: the preset's.")
+@click.option(
+    "--looks",
+    metavar="N,N,…",
+    help="Numbers of seeds at which to look, and stop once every rule "
+    "has a verdict; the 5 % are shared out among the looks.",
+)
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
 @deadline_classes_option
 @click.option(
@@ -88,6 +94,7 @@ def study(
     checkpoints: tuple[str, ...],
     allow_mismatch: bool,
     seeds: int | None,
+    looks: str | None,
     deadline: float | None,
     deadline_classes: tuple[str, ...],
     concurrency: float | None,
@@ -110,7 +117,8 @@ def study(
     left out of every comparison, and said. The report is report.html there.
     """
     from eval.named_policies import checked_policy
-    from eval.study import run_study, study_status
+    from eval.study import study_status
+    from eval.study_looks import run_until_clear
     from eval.study_report import write_study_report
     from eval.task_limits import TaskLimits
     from preemptbench.study_presets import PRESETS
@@ -119,6 +127,9 @@ def study(
 
     if only_own and not own_runs:
         raise click.UsageError("--only-own leaves no source: give --runs.")
+    if looks is not None and seeds is not None:
+        raise click.UsageError("--seeds and --looks do not go together: the last look says both.")
+    planned = _looks(looks) if looks is not None else ()
     for name in policies:
         checked_policy(name)
     base = PRESETS[preset]
@@ -127,7 +138,8 @@ def study(
         base,
         policies=tuple(dict.fromkeys((*base.policies, *policies))),
         signals=tuple(dict.fromkeys((*base.signals, *signals, *named))),
-        num_seeds=seeds or base.num_seeds,
+        num_seeds=planned[-1] if planned else seeds or base.num_seeds,
+        looks=planned,
         deadline_s=deadline or base.deadline_s,
         observe_s=base.observe_s * (deadline or base.deadline_s) / base.deadline_s,
         concurrency=concurrency or base.concurrency,
@@ -145,7 +157,7 @@ def study(
         return
     limits = TaskLimits(timeout_s=timeout_s, memory_bytes=memory_bytes(memory_gb))
     with backend_context(backend, address), StageBars("task") as bars:
-        result = run_study(
+        result = run_until_clear(
             config, sources, place, num_jobs=jobs, on_task=bars.update, limits=limits,
             retry_failed=retry_failed, on_note=say,
         )  # fmt: skip
@@ -198,6 +210,15 @@ def _sources(
 def _command() -> str:
     """Return the command as it was given, to be written into the report."""
     return shlex.join(["preemptbench", *sys.argv[1:]])
+
+
+def _looks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a list such as 8,12,20", param_hint="--looks"
+        ) from None
 
 
 def _named(text: str) -> tuple[str, Path]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from eval.study import StudyResult
 from eval.study_config import deadline_text
+from eval.study_looks import look_text
 from eval.study_summary import (
     PARTS,
     Comparison,
@@ -26,6 +27,8 @@ def study_object(study: StudyResult) -> dict[str, Any]:
     return {
         "study": study.config.name,
         "seeds": study.config.num_seeds,
+        "looks": list(study.config.looks),
+        "alpha": study.config.alpha,
         "failures": [asdict(failure) for failure in study.failures],
         "deadline_s": study.config.deadline_s,
         "deadline_classes": [asdict(one) for one in study.config.deadline_classes],
@@ -60,8 +63,8 @@ def study_text(study: StudyResult) -> str:
         f"pressures, {config.num_seeds} seeds, deadline {deadline_text(config)}, "
         f"step times {config.profile}, margin ±{study.margin_pp:g} pp"
     )
-    missing = [study.missing_text()] if study.failures else []
-    parts = [head, *missing, *(_part(study, part) for part in PARTS)]
+    said = [text for text in (look_text(config), study.missing_text()) if text]
+    parts = [head, *said, *(_part(study, part) for part in PARTS)]
     return "\n\n".join(parts)
 
 

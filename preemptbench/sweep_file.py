@@ -20,7 +20,9 @@ from serving_sim.offload import offload_from_table
 from traces.length_profiles import length_laws
 
 _TABLES = ("engine", "grid", "setting", "source", "faults")
-_STUDY = tuple(f.name for f in fields(StudyConfig) if f.name not in ("engine", "margin_pp"))
+_STUDY = tuple(
+    f.name for f in fields(StudyConfig) if f.name not in ("engine", "margin_pp", "looks")
+)
 
 
 def read_sweep(path: Path, out_dir: Path) -> SweepConfig:
