@@ -22,6 +22,7 @@ from eval.calibration_metrics import Coverage, coverage, d_calibration, randomis
 from eval.report_rows import Estimate, ReportRows, draw_rows
 from eval.survival_metrics import concordant_pairs, crps, log_likelihood, uno_pairs
 from predictors.calibrated import Calibrated
+from predictors.targets import reach_cap
 
 LIFO = "lifo"
 
@@ -189,7 +190,17 @@ def _distribution_metrics(
     even = d_calibration(pit[first], reached[first], known[first])
     nothing = float("nan")
     out["d_calibration_p"] = Estimate(even.p_value, nothing, nothing)
-    return out, even.shares
+    return out | _cap_metrics(rows, signal), even.shares
+
+
+def _cap_metrics(rows: ReportRows, signal: DistributionalSignal) -> dict[str, Estimate]:
+    """Return how often runs were expected to reach their cap and did, and the Brier score."""
+    asked, left, weights = rows.once()
+    reached = left >= np.array([r.max_tokens for r in asked]) - rows.single_age
+    said = reach_cap(signal, asked, rows.single_age)
+    each = {"cap_said": said, "cap_seen": reached * 1.0, "cap_brier": (said - reached) ** 2}
+    share = weights.sum(axis=1)
+    return {name: Estimate.of(weights @ values / share) for name, values in each.items()}
 
 
 def _coverage(rows: ReportRows, signal: DistributionalSignal) -> tuple[Coverage, ...]:

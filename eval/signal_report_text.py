@@ -17,6 +17,9 @@ GROUPS = {
     "Order": ("concordance", "ndcg", "tau_b", "harrell_c", "uno_c"),
     "Error": ("log_mae", "skill", "log_mae_exhausted"),
     "Distribution": ("crps", "log_crps", "log_likelihood", "ibs", "d_calibration_p"),
+    "Reaching the cap (share expected, share that did, Brier score)": (
+        "cap_said", "cap_seen", "cap_brier",
+    ),
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from predictors.features import (
     prompt_row,
 )
 from predictors.gbm_hazard import GbmHazard
+from predictors.targets import reach_cap
 
 _START_CAPACITY = 64
 
@@ -147,6 +148,17 @@ class OnlinePredictor:
         asked = self._asked_age[rows]
         bound = self.predictor.quantile(self._requests(request_ids), asked, level)
         return np.maximum(1.0, bound - (self._age[rows] - asked))
+
+    def reach_cap(self, request_ids: Sequence[str]) -> FloatArray:
+        """Return the chance (n,) that each request still writes when it comes to its cap, given
+        that it wrote so far."""
+        rows = np.array([self._find(name).row for name in request_ids], dtype=np.int64)
+        asked, since = self._asked_age[rows], self._age[rows] - self._asked_age[rows]
+        requests = self._requests(request_ids)
+        reached = reach_cap(self.predictor, requests, asked)
+        alive = self.predictor.survival(requests, asked, since.astype(np.float64))
+        share = np.divide(reached, alive, out=np.ones(len(rows)), where=alive > 0)
+        return np.clip(share, 0.0, 1.0)
 
     def forget(self, request_id: str) -> None:
         """Drop a request that ended; its place is used again."""

@@ -21,6 +21,7 @@ from predictors.countdown import CountdownSettings
 from predictors.features import TrackSummary
 from predictors.gbm_hazard import GbmHazardSettings
 from predictors.online import OnlinePredictor
+from predictors.targets import reach_cap
 from tests.synthetic_runs import STRIDE, synthetic_runs
 from training.calibrate import cross_calibrate
 from training.rows import training_set
@@ -94,6 +95,20 @@ def test_every_answer_is_the_grids(
         expected = np.array([grid.read(index, end) for index in range(2)])
         np.testing.assert_allclose(online.remaining(names), expected[:, 0], rtol=1e-9)
         np.testing.assert_allclose(online.upper(names), expected[:, 1], rtol=1e-9)
+
+
+def test_the_chance_of_the_cap_grows_as_a_run_goes_on(predictor: Predictor) -> None:
+    online, request = OnlinePredictor(predictor), replace(signal_request(RUNS[2]), run_id="a")
+    online.start(request)
+    at_start = reach_cap(predictor, [replace(request, progress=None)], np.array([0]))
+    assert online.reach_cap(["a"]) == pytest.approx(at_start, rel=1e-9)
+    chances = [float(online.reach_cap(["a"])[0])]
+    for token in zip(*_drawn(3), strict=True):
+        online.update("a", *([part] for part in token))
+        if len(chances) % STRIDE == 0:
+            break
+        chances.append(float(online.reach_cap(["a"])[0]))  # same evidence, one token more survived
+    assert chances == sorted(chances) and chances[-1] <= 1.0
 
 
 def test_state_is_constant_and_places_are_used_again(predictor: Predictor) -> None:
