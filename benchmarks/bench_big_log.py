@@ -73,7 +73,7 @@ def main() -> None:
         command = [
             sys.executable, "-m", "preemptbench", "train", "--family", "gbm-hazard",
             "--runs", str(log), "--set", f"calibration_folds={options.folds}",
-            "--out", str(place / "checkpoint"),
+            "--out", str(Path(scratch) / "checkpoint"),
         ]  # fmt: skip
         subprocess.run(command, check=True, env=os.environ, stdout=sys.stderr)
         wall_s = time.perf_counter() - start
