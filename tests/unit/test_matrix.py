@@ -301,7 +301,7 @@ def test_bad_names_and_damaged_results_are_one_message(
 ) -> None:
     with pytest.raises(UnknownName, match="did you mean 'longest-remaining'"):
         replace(config, policies=("longest-remainin",))
-    with pytest.raises(InvalidInput, match="neither built in .none, oracle"):
+    with pytest.raises(InvalidInput, match=r"neither built in \(none, oracle"):
         SignalSource.parse("orcale")
     runs = list(read_runs(config.runs))
     truth, others = split_truth(runs, 1)

@@ -255,7 +255,7 @@ def test_ages_below_zero_are_refused_and_ages_beyond_the_cap_answer_one() -> Non
 def test_an_oracle_of_no_runs_does_not_exist() -> None:
     with pytest.raises(InvalidInput, match="run log is empty"):
         EmpiricalOracle([])
-    with pytest.raises(InvalidInput, match="neither built in .none, oracle, oracle-K"):
+    with pytest.raises(InvalidInput, match=r"neither built in \(none, oracle, oracle-K"):
         SignalSource.parse("oracle-0")
 
 
