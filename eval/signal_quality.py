@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 
 import numpy as np
 
@@ -34,7 +33,6 @@ from contracts.text_table import aligned
 from eval.set_metrics import concordance, early_kills, pick_share, top_1
 
 COVERAGE_LEVELS = (0.8, 0.9)
-_CHUNK_ROWS = 200_000
 FLOORS = ("lifo", "fifo", "random")
 
 
@@ -220,42 +218,25 @@ def _finite(
 
 def _errors(signal: RemainingSignal, rows: HeldOut) -> tuple[float, float, tuple[float, float]]:
     """Return log-MAE, MAE and the coverage of both quantiles, each a mean of request means."""
-    parts = [_request_errors(signal, rows, first, last) for first, last in _chunks(rows)]
-    log_mae, mae, lower, upper = np.concatenate(parts, axis=1).mean(axis=1).tolist()
-    return log_mae, mae, (lower, upper)
-
-
-def _chunks(rows: HeldOut) -> list[tuple[int, int]]:
-    """Return ranges of requests, each of _CHUNK_ROWS rows or one request: a signal that is asked
-    for millions of rows at once needs gigabytes for them."""
-    ends = np.cumsum(-(-rows.lengths // rows.stride))
-    cuts = [0]
-    while cuts[-1] < len(ends):
-        start = ends[cuts[-1] - 1] if cuts[-1] else 0
-        reach = int(np.searchsorted(ends, start + _CHUNK_ROWS, side="right"))
-        cuts.append(max(cuts[-1] + 1, reach))
-    return list(pairwise(cuts))
-
-
-def _request_errors(signal: RemainingSignal, rows: HeldOut, first: int, last: int) -> FloatArray:
-    """Return (4, requests) of ``first`` to ``last``: each one's mean log error, error, and how
-    often the quantiles at COVERAGE_LEVELS held (NaN where the signal has none)."""
-    requests, lengths = rows.requests[first:last], rows.lengths[first:last]
-    most = COVERAGE_LEVELS[-1]
-    grid = build_grid(signal, requests, stride=rows.stride, horizons=lengths - 1, upper_level=most)
+    grid = build_grid(signal, rows.requests, stride=rows.stride, horizons=rows.lengths - 1)
     counts = np.diff(grid.offsets)
     owner = np.repeat(np.arange(len(counts)), counts)
     age = (np.arange(len(owner)) - grid.offsets[owner]) * rows.stride
-    truth = (lengths[owner] - age).astype(np.float64)
-    bounds = [np.full(len(owner), np.nan), grid.upper]
+    truth = (rows.lengths[owner] - age).astype(np.float64)
+
+    def request_mean(values: FloatArray) -> float:
+        return float(np.mean(np.bincount(owner, values, len(counts)) / counts))
+
+    log_mae = request_mean(np.abs(np.log1p(grid.remaining) - np.log1p(truth)))
+    mae = request_mean(np.abs(grid.remaining - truth))
+    coverage = [float("nan"), float("nan")]
     if isinstance(signal, DistributionalSignal):
-        bounds[0] = signal.quantile([requests[i] for i in owner.tolist()], age, COVERAGE_LEVELS[0])
-    values = (
-        np.abs(np.log1p(grid.remaining) - np.log1p(truth)),
-        np.abs(grid.remaining - truth),
-        *(np.where(np.isnan(bound), np.nan, truth <= bound) for bound in bounds),
-    )
-    return np.array([np.bincount(owner, value, len(counts)) / counts for value in values])
+        asked = [rows.requests[i] for i in owner.tolist()]
+        for index, level in enumerate(COVERAGE_LEVELS):
+            bound = signal.quantile(asked, age, level)
+            covered = np.where(np.isnan(bound), np.nan, truth <= bound)
+            coverage[index] = request_mean(covered)
+    return log_mae, mae, (coverage[0], coverage[1])
 
 
 def order_scores(scores: FloatArray, remaining: IntArray) -> dict[str, float]:

@@ -10,7 +10,7 @@ age, so it never passes ``max_tokens - age``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -29,6 +29,8 @@ from predictors.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+
+CHUNK_ROWS = 200_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +216,11 @@ class HorizonPredictor(Predictor):
 
     def remaining(self, requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
         """Integrate the curve up to the cap; see RemainingSignal."""
-        return self.mean_of(self.residual_survival(requests, ages), room(requests, ages))
+
+        def mean(asked: Sequence[SignalRequest], at: IntArray) -> FloatArray:
+            return self.mean_of(self.residual_survival(asked, at), room(asked, at))
+
+        return _in_chunks(mean, requests, ages)
 
     def mean_of(self, alive: FloatArray, room_tokens: IntArray) -> FloatArray:
         """Return the mean (n,) of curves ``alive`` (n, b) at the edges, up to ``room_tokens``."""
@@ -235,20 +241,25 @@ class HorizonPredictor(Predictor):
     ) -> FloatArray:
         """Invert the curve; the cap where it never falls to 1 - level."""
         check_level(level)
-        bound = room(requests, ages).astype(np.float64)
-        knots, curve = self._curve(requests, ages)
-        whole = np.ceil(curve_quantile(knots, curve, level) - 1e-9)
-        return np.clip(whole, 1.0, bound)
+
+        def inverted(asked: Sequence[SignalRequest], at: IntArray) -> FloatArray:
+            whole = np.ceil(curve_quantile(*self._curve(asked, at), level) - 1e-9)
+            return np.clip(whole, 1.0, room(asked, at).astype(np.float64))
+
+        return _in_chunks(inverted, requests, ages)
 
     def survival(
         self, requests: Sequence[SignalRequest], ages: IntArray, horizon: FloatArray
     ) -> FloatArray:
         """Read the curve at whole tokens; 0 from the cap on."""
-        whole = np.floor(horizon).astype(np.float64)
-        knots, curve = self._curve(requests, ages)
-        slot, part = _locate(knots, whole)
-        alive = np.where(whole < 1.0, 1.0, _interpolate(curve, slot, part))
-        return np.where(whole < room(requests, ages), alive, 0.0)
+
+        def read(asked: Sequence[SignalRequest], at: IntArray, whole: FloatArray) -> FloatArray:
+            knots, curve = self._curve(asked, at)
+            slot, part = _locate(knots, whole)
+            alive = np.where(whole < 1.0, 1.0, _interpolate(curve, slot, part))
+            return np.where(whole < room(asked, at), alive, 0.0)
+
+        return _in_chunks(read, requests, ages, np.floor(horizon).astype(np.float64))
 
     def _curve(
         self, requests: Sequence[SignalRequest], ages: IntArray
@@ -259,6 +270,23 @@ class HorizonPredictor(Predictor):
     def _with_start(self, alive: FloatArray) -> tuple[FloatArray, FloatArray]:
         knots = np.concatenate([[0.0], self.edges])
         return knots, np.concatenate([np.ones((len(alive), 1)), alive], axis=1)
+
+
+def _in_chunks(
+    answer: Callable[..., FloatArray],
+    requests: Sequence[SignalRequest],
+    ages: IntArray,
+    *more: FloatArray,
+) -> FloatArray:
+    """Return ``answer`` (n,) to all rows, asked for CHUNK_ROWS at a time: the features and curves
+    of ten million rows at once take gigabytes."""
+    if len(ages) <= CHUNK_ROWS:
+        return answer(requests, ages, *more)
+    parts = []
+    for start in range(0, len(ages), CHUNK_ROWS):
+        chunk = slice(start, start + CHUNK_ROWS)
+        parts.append(answer(requests[chunk], ages[chunk], *(values[chunk] for values in more)))
+    return np.concatenate(parts)
 
 
 def curve_quantile(knots: FloatArray, curve: FloatArray, level: float) -> FloatArray:

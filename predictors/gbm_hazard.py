@@ -132,7 +132,7 @@ class GbmHazardSettings:
             levels, of_run = learn_levels(training)
             known = np.column_stack([known, of_run[run]])
         trees = grow_trees(
-            np.column_stack([known[owner], edges[bins]]),
+            binary_table(known, owner, edges[bins]),
             ended.astype(np.float64),
             training.repeat_weights()[run[owner]],
             self.boosting,
@@ -172,6 +172,16 @@ def hazard_rows(
     caps = np.array([request.max_tokens for request in training.requests], dtype=np.int64)[run]
     left = training.output_tokens[run] - ages
     return binary_rows(left, training.event_observed[run], caps - ages, edges)
+
+
+def binary_table(known: FloatArray, owner: IntArray, bin_edge: IntArray | FloatArray) -> FloatArray:
+    """Return (n, f + 1): the features ``known`` (landmarks, f) of each binary row's landmark, and
+    the bin. Filled column by column: of millions of rows there is room for one table, not two."""
+    out = np.empty((len(owner), known.shape[1] + 1))
+    for column, values in enumerate(known.T):
+        out[:, column] = values[owner]
+    out[:, -1] = bin_edge
+    return out
 
 
 def binary_rows(

@@ -17,7 +17,7 @@ from contracts.policy import FloatArray
 from predictors.base import check_level, curve_quantile
 from predictors.boosted_regressor import BoostedRegressor, merged_rows
 from predictors.boosting import grow_trees
-from predictors.gbm_hazard import binary_rows
+from predictors.gbm_hazard import binary_rows, binary_table
 from predictors.trees import raw_scores_swept
 
 
@@ -86,7 +86,7 @@ class HazardRegressor(BoostedRegressor):
         self.edges_ = self._chosen_edges(left[has_ended])
         owner, bins, ended = binary_rows(left, has_ended, reach, self.edges_)
         self.trees_ = grow_trees(
-            np.column_stack([known[owner], self.edges_[bins]]),
+            binary_table(known, owner, self.edges_[bins]),
             ended.astype(np.float64),
             weight[owner],
             self._boosting(),

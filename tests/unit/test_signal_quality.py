@@ -12,7 +12,6 @@ import pytest
 from contracts.errors import InvalidInput
 from contracts.policy import FloatArray, IntArray
 from contracts.signals import SignalRequest
-from eval import signal_quality
 from eval.signal_quality import (
     HeldOut,
     draw_running_sets,
@@ -75,26 +74,6 @@ def test_errors_are_means_of_request_means(rows: HeldOut) -> None:
         log_mae.append(np.abs(np.log1p(asked) - np.log1p(left)).mean())
     assert score.mae == pytest.approx(np.mean(mae), rel=1e-12)
     assert score.log_mae == pytest.approx(np.mean(log_mae), rel=1e-12)
-
-
-@pytest.mark.parametrize("chunk_rows", [1, 7, 40, 10**9])
-def test_a_score_does_not_depend_on_how_many_rows_are_asked_at_once(
-    rows: HeldOut, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signal = AgeKmSettings().fit(training_set(synthetic_runs(num_prompts=9, seed=5)))
-    expected = score_signal(signal, rows)
-    monkeypatch.setattr(signal_quality, "_CHUNK_ROWS", chunk_rows)
-    asked: list[int] = []
-    ask = signal.remaining
-
-    def counted(requests: Sequence[SignalRequest], ages: IntArray) -> FloatArray:
-        asked.append(len(ages))
-        return ask(requests, ages)
-
-    monkeypatch.setattr(signal, "remaining", counted)
-    assert score_signal(signal, rows) == expected
-    longest = int(-(-rows.lengths.max() // rows.stride))
-    assert max(asked[1:]) <= max(chunk_rows, longest)  # the first asks for sets and single ages
 
 
 def test_set_metrics_equal_a_plain_loop(rows: HeldOut) -> None:

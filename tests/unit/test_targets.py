@@ -10,6 +10,7 @@ import pytest
 from contracts.policy import IntArray
 from contracts.signals import RemainingSignal, SignalRequest, signal_request
 from eval.signal_report import report_signals
+from predictors import base
 from predictors.age_km import AgeKmSettings
 from predictors.base import HorizonPredictor, Predictor, room
 from predictors.targets import Natural, reach_cap
@@ -102,3 +103,25 @@ def test_the_report_says_how_often_the_cap_was_expected_and_reached() -> None:
     assert 0.05 < cut < 0.95 and seen == pytest.approx(cut)
     assert abs(said - seen) < 4 * np.sqrt(seen * (1 - seen) / 60)
     assert brier <= seen * (1 - seen) + 0.05  # about that of the share itself, or better
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 7, 64])
+def test_answers_do_not_depend_on_how_many_rows_are_asked_at_once(
+    predictor: Predictor, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1e-12: a network multiplies matrices of another height, which may round otherwise."""
+    asked, ages = _asked()
+    horizon = ages % 13 + 0.5
+    whole = (
+        predictor.remaining(asked, ages),
+        predictor.quantile(asked, ages, 0.9),
+        predictor.survival(asked, ages, horizon),
+    )
+    monkeypatch.setattr(base, "CHUNK_ROWS", chunk_rows)
+    parts = (
+        predictor.remaining(asked, ages),
+        predictor.quantile(asked, ages, 0.9),
+        predictor.survival(asked, ages, horizon),
+    )
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
