@@ -14,7 +14,9 @@ from eval.study import SourceResult
 from eval.study_summary import Rule
 
 # may differ: then only what both have is compared
-_FREE = ("name", "policies", "signals", "pressures", "num_seeds", "num_pilots", "margin_pp")
+_FREE = (
+    "name", "policies", "signals", "pressures", "num_seeds", "num_pilots", "margin_pp", "looks",
+)  # fmt: skip
 _PAIRING = ("arrival_cv", "num_warmup", "num_tagged")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts.errors import InvalidInput
 from eval.study import StudyResult, run_study
-from eval.study_config import Source, StudyConfig
+from eval.study_config import BASELINE, Source, StudyConfig
 from eval.study_summary import PARTS, Rule, grid_rows
 
 
@@ -61,7 +61,7 @@ def undecided(study: StudyResult) -> list[tuple[str, Rule]]:
     return [
         (row.part, row.rule)
         for row in rows
-        if row.rule[0] != "lifo" and row.verdict.word == "inconclusive"
+        if row.rule[0] != BASELINE and row.verdict.word == "inconclusive"
     ]
 
 

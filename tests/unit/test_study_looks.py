@@ -15,6 +15,7 @@ from eval.intervals import look_alphas
 from eval.multiplicity import max_t
 from eval.stored import load_study, store_study
 from eval.study import run_study
+from eval.study_compare import compare_studies
 from eval.study_looks import look_text, run_until_clear, undecided
 from eval.study_summary import PARTS, grid_rows
 from eval.verdicts import judge
@@ -55,6 +56,11 @@ def test_an_open_result_goes_on_to_the_last_look_and_equals_a_plain_study(tmp_pa
         assert [row.within for row in ours] == [row.within for row in theirs]
         assert [row.verdict.p_value for row in ours] == [row.verdict.p_value for row in theirs]
     assert {rule for _, rule in undecided(study)} == {("young(0.5)", "none")}
+    for one, place in ((study, tmp_path / "out"), (plain, tmp_path / "plain")):
+        store_study(one, place, "a command")
+    both = compare_studies(load_study(tmp_path / "out"), load_study(tmp_path / "plain"))
+    assert not both.differs and len(both.cells) == 4
+    assert {cell.difference.mean for cell in both.cells if cell.difference} == {0.0}
 
 
 @pytest.mark.parametrize(("looks", "num_seeds"), [((4, 3), 3), ((3, 5), 4), ((1, 3), 3)])
