@@ -9,7 +9,7 @@ An effect is a shift of every seed's difference, in percentage points.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator
 
 import numpy as np
@@ -132,7 +132,10 @@ TABLES = (
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+    """Print every table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("studies", nargs="?", type=int, default=2000, help="how many are drawn")
+    count: int = parser.parse_args().studies
     for head, row, seeds, slower in TABLES:
         print(f"\n| {head} |\n|{' --- |' * (head.count('|') + 1)}")
         for num_seeds in seeds:
