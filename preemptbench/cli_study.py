@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from contracts.errors import InvalidInput
 from preemptbench.options import (
     allow_mismatch_option,
     check_out_folder,
@@ -62,7 +63,8 @@ if TYPE_CHECKING:
     "--checkpoint",
     "checkpoints",
     multiple=True,
-    help="A trained predictor as one more signal of --runs sources, as name=FOLDER.",
+    help="A trained predictor as one more signal of every source, as name=FOLDER; --only-own keeps "
+    "it to your --runs.",
 )
 @allow_mismatch_option
 @click.option("--seeds", type=click.IntRange(min=2), help="Study seeds. Default: the preset's.")
@@ -175,10 +177,8 @@ def _sources(
     checkpoints: dict[str, Path],
     allow_mismatch: bool,
 ) -> list[Source]:
-    from eval.mismatch import matched_name
-    from eval.signal_sources import load_predictors
+    """Return the preset's sources and the user's own, all with the user's checkpoints."""
     from preemptbench.study_presets import drawn_sources, own_source, real_sources, text_sources
-    from traces.runlog import read_runs
 
     sources: list[Source] = []
     if not only_own:
@@ -192,19 +192,27 @@ def _sources(
             sources = of_preset(config, data, place)
         else:
             sources = drawn_sources(config, place)
-    for path in own_runs:
-        runs = list(read_runs(path)) if checkpoints else []
-        for name, folder in checkpoints.items():  # a mismatch is said before the pilots run
+    sources += [own_source(path, config, place) for path in own_runs]
+    return [_with(source, checkpoints, allow_mismatch) for source in sources]
+
+
+def _with(source: Source, checkpoints: dict[str, Path], allow_mismatch: bool) -> Source:
+    """Return ``source`` with the user's checkpoints; raises InvalidInput, before any pilot runs,
+    when one was trained for another model than its runs are of, unless that is allowed."""
+    from eval.mismatch import matched_name
+    from eval.signal_sources import load_predictors
+    from traces.runlog import read_runs
+
+    runs = list(read_runs(source.runs)) if checkpoints else []
+    for name, folder in checkpoints.items():
+        try:
             matched_name(load_predictors(folder), runs, allow_mismatch=allow_mismatch, name=name)
-        source = own_source(path, config, place)
-        sources.append(
-            replace(
-                source,
-                checkpoints=(*source.checkpoints, *checkpoints.items()),
-                allow_mismatch=allow_mismatch,
-            )
-        )
-    return sources
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"{source.name}: {error}; --only-own leaves the sources of the preset out"
+            ) from None
+    every = (*source.checkpoints, *checkpoints.items())
+    return replace(source, checkpoints=every, allow_mismatch=allow_mismatch)
 
 
 def _command() -> str:

@@ -236,6 +236,10 @@ def test_the_verb_runs_on_a_run_log_of_ones_own(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(InvalidInput, match=r"'other' was trained on Other.*--allow-mismatch"):
         CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    of_preset = [part for part in arguments if part != "--only-own"]
+    with pytest.raises(InvalidInput, match=r"on Misguided.*'other' was .*--only-own leaves"):
+        CliRunner().invoke(cli, of_preset, catch_exceptions=False)
+    assert not list((tmp_path / "out").rglob("pilot*"))
     arguments += ["--allow-mismatch", "--json"]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
